@@ -1,0 +1,207 @@
+"""The one mechanism of the library: an operator is a schema, a reference and kernels.
+
+`define(reference)` reads the schema from the reference's annotations and registers
+`torch.ops.triops.<name>`. Faster kernels are found by convention: `cpu.py` (Numba) and `gpu.py`
+(Triton) beside `reference.py`, each holding a function of the same name, imported on first use.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import numbers
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("triops")
+_lib = torch.library.Library("triops", "DEF")
+
+OPERATORS: dict[str, Operator] = {}
+
+# Which package a backend stands on, and what a user does when it is missing.
+REQUIREMENTS = {"cpu": ("numba", "pip install numba"), "gpu": ("triton", "pip install triton")}
+
+_forced_reference = os.environ.get("TRIOPS_BACKEND") == "reference"
+
+# `triops.acceptance` puts a function here when TRIOPS_RECORD asks for every call to be written down.
+recorder: Callable[[Operator, tuple[Any, ...], Any], None] | None = None
+
+# dtype annotations of a schema, as a user would say them
+_KINDS: dict[Any, tuple[type | tuple[type, ...], str]] = {
+    Tensor: (Tensor, "a Tensor"),
+    str: (str, "a string"),
+    bool: (bool, "a bool"),
+    int: ((int, torch.SymInt), "an integer"),
+    float: ((int, float, torch.SymInt, torch.SymFloat), "a number"),
+}
+
+
+class Operator:
+    """A registered operator. Calling it checks the arguments' types and goes through PyTorch's dispatcher."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        check: Callable[..., None],
+        fake: Callable[..., Any],
+    ) -> None:
+        self.name: str = reference.__name__
+        self.package: str = reference.__module__.rpartition(".")[0]
+        self.reference = torch.no_grad()(reference)
+        self.check = check
+        self.fake = fake
+        self.differentiable = False
+        hints = get_type_hints(reference)
+        self.parameters: list[str] = list(inspect.signature(reference).parameters)
+        self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)
+        self._positions = tuple(self.parameters.index(name) for name, _, _ in self._kinds)
+        self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
+
+    def __call__(self, *args: Any) -> Any:
+        for position, (name, types, expected) in zip(self._positions, self._kinds, strict=True):
+            value = args[position]
+            if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+                if isinstance(value, numbers.Real) and not isinstance(value, bool) and types not in (Tensor, str, bool):
+                    # NumPy scalars: numbers to a user, strangers to the dispatcher
+                    as_number = int(value) if int in types and float not in types else float(value)  # type: ignore[operator]
+                    if as_number == value:
+                        args = (*args[:position], as_number, *args[position + 1 :])
+                        continue
+                raise TypeError(f"{self.name}: {name} must be {expected}, got {type(value).__name__}")
+        return self.overload(*args)
+
+    def __repr__(self) -> str:
+        return f"<operator triops::{self.name}>"
+
+    @property
+    def backends(self) -> list[str]:
+        """Backends that this operator has a kernel for, whether or not they can run here."""
+        return ["reference", *(b for b in REQUIREMENTS if find_spec(f"{self.package}.{b}"))]
+
+    def kernel(self, backend: str) -> Callable[..., Any]:
+        """The function behind a backend, unchecked; the reference where its requirement is missing."""
+        found = self._kernels.get(backend)
+        if found is None:
+            found = self._kernels[backend] = self._load(backend)
+        return found
+
+    def _load(self, backend: str) -> Callable[..., Any]:
+        package, remedy = REQUIREMENTS[backend]
+        if find_spec(package) is None:
+            _warn_missing(backend, package, remedy)
+            return self.reference
+        kernel: Callable[..., Any] = getattr(import_module(f"{self.package}.{backend}"), self.name)
+        return kernel
+
+    def _entry(self, backend: str) -> Callable[..., Any]:
+        """What the dispatcher calls: check, choose, log, run."""
+
+        def call(*args: Any) -> Any:
+            self.check(*args)
+            kernel = self.reference if _forced_reference else self.kernel(backend)
+            if log.isEnabledFor(logging.DEBUG):
+                why = "forced" if _forced_reference else "fallback" if kernel is self.reference else "device"
+                used = "reference" if kernel is self.reference else backend
+                log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
+            out = kernel(*args)
+            if recorder is not None:
+                recorder(self, args, out)
+            return out
+
+        return call
+
+    def _checked_fake(self, *args: Any) -> Any:
+        self.check(*args)
+        return self.fake(*args)
+
+
+def define(
+    reference: Callable[..., Any],
+    *,
+    check: Callable[..., None],
+    fake: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Operator:
+    """Register `triops::<reference.__name__>`.
+
+    check:  raises on a bad call; takes the reference's arguments. It runs before every kernel and
+            while tracing, so kernels trust what they get.
+    fake:   returns empty outputs of the right shape, dtype and strides (torch's fake/meta function).
+    setup_context, backward: as in `torch.library.register_autograd`; without them no gradient flows.
+    """
+    op = Operator(reference, check, fake)
+    if op.name in OPERATORS:
+        raise ValueError(f"operator {op.name} is defined twice")
+    schema = torch.library.infer_schema(reference, mutates_args=())
+    _lib.define(op.name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _lib.impl(op.name, op._entry("reference"), "CompositeExplicitAutograd")
+    for backend, key in (("cpu", "CPU"), ("gpu", "CUDA"), ("gpu", "XPU")):
+        if find_spec(f"{op.package}.{backend}"):
+            _lib.impl(op.name, op._entry(backend), key)
+    torch.library.register_fake(f"triops::{op.name}", op._checked_fake, lib=_lib)
+    if backward is None:
+        # Without this, eager autograd would record the reference's torch calls and compile would not.
+        _lib.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
+    else:
+        op.differentiable = True
+        torch.library.register_autograd(f"triops::{op.name}", backward, setup_context=setup_context, lib=_lib)
+    op.overload = getattr(torch.ops.triops, op.name).default
+    OPERATORS[op.name] = op
+    return op
+
+
+@contextmanager
+def reference_backend() -> Iterator[None]:
+    """Inside this block every operator runs its plain-torch reference, on any device.
+
+    The environment variable `TRIOPS_BACKEND=reference` does the same for a whole program.
+
+    >>> import torch, triops
+    >>> with triops.reference_backend():
+    ...     triops.points_in_boxes(torch.zeros(1, 1, 3), torch.tensor([[[0., 0, 0, 2, 2, 2, 0]]]))
+    tensor([[0]], dtype=torch.int32)
+    """
+    global _forced_reference
+    before, _forced_reference = _forced_reference, True
+    try:
+        yield
+    finally:
+        _forced_reference = before
+
+
+def describe(names: list[str], args: tuple[Any, ...]) -> str:
+    """`points=float32[1, 5, 3]@cpu, margin=0.0`: one call's arguments on one line."""
+    parts = []
+    for name, value in zip(names, args, strict=False):
+        if isinstance(value, Tensor):
+            value = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}@{value.device}"
+        parts.append(f"{name}={value}")
+    return ", ".join(parts)
+
+
+_warned: set[str] = set()
+
+
+def _warn_missing(backend: str, package: str, remedy: str) -> None:
+    if package not in _warned:
+        _warned.add(package)
+        warnings.warn(
+            f"triops: {package} is not installed, so {backend.upper()} calls use the slow plain-torch reference. "
+            f"Remedy: {remedy}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+if os.environ.get("TRIOPS_LOG"):
+    logging.basicConfig()
+    log.setLevel(os.environ["TRIOPS_LOG"].upper())

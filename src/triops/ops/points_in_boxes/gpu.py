@@ -1,0 +1,217 @@
+"""points_in_boxes on GPU: a bird's-eye grid of box bitmasks, then each point walks the set bits of its cell.
+
+Two launches. `_build_grid_kernel` writes the boxes' frames and, for each cell, one bit a box that may
+reach into it, with a head word that says which 32-box words are not zero. `_search_kernel` takes a
+point to its cell and tests the boxes in ascending order until one holds it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _gpu
+from triops._box.gpu import inside, load_frame, make_frame, store_frame
+from triops._box.reference import compute_dtype
+
+GRID = 64  # cells a side
+CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells a program of the build kernel
+BLOCK = _gpu.block(64, interpreted=1024)  # points a program of the search kernel
+MAX_BOXES = 1024  # what a head word of 32 bits can describe; more boxes take another round
+
+
+def points_in_boxes(points, boxes, z_origin, margin):
+    points, boxes = points.contiguous(), boxes.contiguous()
+    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
+    out = torch.empty((batch, count), dtype=torch.int32, device=points.device)
+    if out.numel() == 0:
+        return out
+    if total == 0:
+        return out.fill_(-1)
+    words = triton.cdiv(min(total, MAX_BOXES), 32)
+    frames = torch.empty((batch * total + batch, 8), dtype=compute_dtype(points.dtype), device=points.device)
+    masks = torch.empty((batch * GRID * GRID, 1 + words), dtype=torch.int32, device=points.device)
+    blocks = triton.cdiv(count, BLOCK)
+    for start in range(0, total, MAX_BOXES):
+        _build_grid_kernel[(batch * (GRID * GRID // CELLS),)](
+            boxes, frames, masks, start, min(start + MAX_BOXES, total), total, batch, words, _gpu.bits_of(margin),
+            BOTTOM=z_origin == "bottom", GRID=GRID, CELLS=CELLS, BOXES=128,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        _search_kernel[(batch * blocks,)](
+            points, frames, masks, out, start, count, total, batch, words, blocks,
+            FIRST=start == 0, GRID=GRID, BLOCK=BLOCK,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+def points_in_boxes_all(points, boxes, z_origin, margin):
+    points, boxes = points.contiguous(), boxes.contiguous()
+    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
+    out = torch.empty((batch, count, total), dtype=torch.bool, device=points.device)
+    if out.numel() == 0:
+        return out
+    frames = torch.empty((batch * total, 8), dtype=compute_dtype(points.dtype), device=points.device)
+    _frames_kernel[(triton.cdiv(batch * total, 128),)](
+        boxes, frames, batch * total, _gpu.bits_of(margin),
+        BOTTOM=z_origin == "bottom", BOXES=128, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    box_block = min(triton.next_power_of_2(total), 64)
+    point_block = 2048 // box_block
+    point_blocks = triton.cdiv(count, point_block)
+    _test_all_kernel[(batch * point_blocks, triton.cdiv(total, box_block))](
+        points, frames, out.view(torch.int8), count, total, point_blocks,
+        POINTS=point_block, BOXES=box_block, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _frames_kernel(boxes, frames, total, margin_bits, BOTTOM: tl.constexpr, BOXES: tl.constexpr):
+    t = tl.program_id(0) * BOXES + tl.arange(0, BOXES)
+    frame = make_frame(boxes, t, t < total, margin_bits, BOTTOM, frames.dtype.element_ty)
+    store_frame(frames, t, t < total, *frame)
+
+
+@triton.jit
+def _cell(value, low, scale, GRID: tl.constexpr):
+    """Monotone map of a coordinate to a cell; the same one serves boxes and points, so no box is missed."""
+    position = (value - low) * scale
+    position = tl.where(position > 0, position, 0.0)  # also for NaN
+    return tl.where(position < GRID - 1, position, GRID - 1).to(tl.int32)
+
+
+@triton.jit
+def _build_grid_kernel(
+    boxes, frames, masks, start, stop, total, batch, words, margin_bits,
+    BOTTOM: tl.constexpr, GRID: tl.constexpr, CELLS: tl.constexpr, BOXES: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = frames.dtype.element_ty
+    programs = GRID * GRID // CELLS
+    b = tl.program_id(0) // programs
+    part = tl.program_id(0) % programs
+    margin = margin_bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
+    huge = tl.full((), float("inf"), REAL)
+
+    # The extent of all boxes: a circle around each is bound enough, and needs no heading.
+    low_x, high_x, low_y, high_y = huge, -huge, huge, -huge
+    for first in range(start, stop, BOXES):
+        t = first + tl.arange(0, BOXES)
+        field = boxes + (b * total + t).to(tl.int64) * 7
+        cx = tl.load(field, t < stop, 0.0).to(REAL)
+        cy = tl.load(field + 1, t < stop, 0.0).to(REAL)
+        half_x = tl.load(field + 3, t < stop, 0.0).to(REAL) * 0.5 + margin
+        half_y = tl.load(field + 4, t < stop, 0.0).to(REAL) * 0.5 + margin
+        radius = half_x + half_y
+        reach_x = radius * 1.001 + tl.abs(cx) * 1e-4
+        reach_y = radius * 1.001 + tl.abs(cy) * 1e-4
+        holds = (t < stop) & (half_x > 0) & (half_y > 0) & ((reach_x + reach_y) * 0 == 0)
+        low_x = tl.minimum(low_x, tl.min(tl.where(holds, cx - reach_x, huge), 0))
+        high_x = tl.maximum(high_x, tl.max(tl.where(holds, cx + reach_x, -huge), 0))
+        low_y = tl.minimum(low_y, tl.min(tl.where(holds, cy - reach_y, huge), 0))
+        high_y = tl.maximum(high_y, tl.max(tl.where(holds, cy + reach_y, -huge), 0))
+    scale_x = GRID / tl.maximum(high_x - low_x, 1e-6)
+    scale_y = GRID / tl.maximum(high_y - low_y, 1e-6)
+    if part == 0:
+        # Behind the frames of all boxes: one row a batch element for the map from points to cells.
+        store_frame(frames, batch * total + b, True, low_x, high_x, low_y, high_y, scale_x, scale_y, huge, huge)
+
+    cell = part * CELLS + tl.arange(0, CELLS)
+    u, v = cell // GRID, cell % GRID
+    row = masks + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
+    head = tl.zeros((CELLS,), tl.int32)
+    for word in range(tl.cdiv(stop - start, 32)):
+        bit = tl.arange(0, 32)
+        t = start + word * 32 + bit
+        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(
+            boxes, b * total + t, t < stop, margin_bits, BOTTOM, REAL
+        )
+        if part == word % programs:
+            store_frame(frames, b * total + t, t < stop, cx, cy, cz, half_x, half_y, half_z, cos, sin)
+        # The slack is far above the few units in the last place by which the test can err.
+        reach_x = (tl.abs(cos) * half_x + tl.abs(sin) * half_y) * 1.0001 + tl.abs(cx) * 1e-5
+        reach_y = (tl.abs(sin) * half_x + tl.abs(cos) * half_y) * 1.0001 + tl.abs(cy) * 1e-5
+        holds = (half_x > 0) & (half_y > 0) & (half_z >= 0)
+        u_low = _cell(cx - reach_x, low_x, scale_x, GRID)
+        u_high = tl.where(holds, _cell(cx + reach_x, low_x, scale_x, GRID), -1)
+        v_low = _cell(cy - reach_y, low_y, scale_y, GRID)
+        v_high = _cell(cy + reach_y, low_y, scale_y, GRID)
+        reaches = (u[:, None] >= u_low[None]) & (u[:, None] <= u_high[None])  # [CELLS, 32]
+        reaches &= (v[:, None] >= v_low[None]) & (v[:, None] <= v_high[None])
+        bits = tl.sum(reaches.to(tl.int32) << bit[None], 1)
+        tl.store(row + 1 + word, bits)
+        head |= (bits != 0).to(tl.int32) << word
+    tl.store(row, head)
+
+
+@triton.jit
+def _lowest_bit(value):
+    """Index of the lowest set bit of an int32, through the exponent of its float; any number for 0."""
+    lowest = (value & -value).to(tl.uint32, bitcast=True).to(tl.float32)
+    return (lowest.to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def _search_kernel(
+    points, frames, masks, out, start, count, total, batch, words, blocks,
+    FIRST: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = frames.dtype.element_ty
+    b = tl.program_id(0) // blocks
+    i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    offset = b.to(tl.int64) * count + i
+    point = points + offset * 3
+    x = tl.load(point, i < count, float("nan")).to(REAL)
+    y = tl.load(point + 1, i < count, 0.0).to(REAL)
+    z = tl.load(point + 2, i < count, 0.0).to(REAL)
+    extent = frames + (batch * total + b).to(tl.int64) * 8
+    low_x, high_x = tl.load(extent), tl.load(extent + 1)
+    low_y, high_y = tl.load(extent + 2), tl.load(extent + 3)
+    cell = _cell(x, low_x, tl.load(extent + 4), GRID) * GRID + _cell(y, low_y, tl.load(extent + 5), GRID)
+    row = masks + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
+    within = (x >= low_x) & (x <= high_x) & (y >= low_y) & (y <= high_y)
+    if FIRST:
+        found = tl.full((BLOCK,), -1, tl.int32)
+    else:
+        found = tl.load(out + offset, i < count, 0)
+        within &= found < 0
+    head = tl.load(row, within, 0)
+    word = tl.zeros((BLOCK,), tl.int32)
+    bits = tl.zeros((BLOCK,), tl.int32)
+    busy = tl.max((head != 0).to(tl.int32), 0)
+    while busy > 0:
+        fetch = (bits == 0) & (head != 0)
+        word = tl.where(fetch, _lowest_bit(head), word)
+        head = tl.where(fetch, head & (head - 1), head)
+        bits |= tl.load(row + 1 + word, fetch, 0)
+        active = bits != 0
+        t = start + word * 32 + _lowest_bit(bits)
+        bits &= bits - 1
+        hit = inside(x, y, z, *load_frame(frames, b * total + t, active))
+        found = tl.where(hit, t, found)
+        head = tl.where(hit, 0, head)
+        bits = tl.where(hit, 0, bits)
+        busy = tl.max(((head | bits) != 0).to(tl.int32), 0)
+    tl.store(out + offset, found, i < count)
+
+
+@triton.jit
+def _test_all_kernel(
+    points, frames, out, count, total, point_blocks, POINTS: tl.constexpr, BOXES: tl.constexpr
+):  # fmt: skip
+    REAL: tl.constexpr = frames.dtype.element_ty
+    b = tl.program_id(0) // point_blocks
+    i = (tl.program_id(0) % point_blocks) * POINTS + tl.arange(0, POINTS)
+    t = tl.program_id(1) * BOXES + tl.arange(0, BOXES)
+    offset = b.to(tl.int64) * count + i
+    point = points + offset * 3
+    x = tl.load(point, i < count, 0.0).to(REAL)
+    y = tl.load(point + 1, i < count, 0.0).to(REAL)
+    z = tl.load(point + 2, i < count, 0.0).to(REAL)
+    cx, cy, cz, half_x, half_y, half_z, cos, sin = load_frame(frames, b * total + t, t < total)
+    hit = inside(
+        x[:, None], y[:, None], z[:, None],
+        cx[None], cy[None], cz[None], half_x[None], half_y[None], half_z[None], cos[None], sin[None],
+    )  # fmt: skip
+    mask = (i < count)[:, None] & (t < total)[None]
+    tl.store(out + offset[:, None] * total + t[None], hit.to(tl.int8), mask)
