@@ -59,6 +59,7 @@ class Operator:
         self.check = check
         self.fake = fake
         self.differentiable = False
+        self.dynamic_output = False
         hints = get_type_hints(reference)
         self.parameters: list[str] = list(inspect.signature(reference).parameters)
         self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)

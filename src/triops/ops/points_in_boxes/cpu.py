@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from triops._box.cpu import bounds, frames, inside
-from triops._launch import jit, run
 from triops._box.reference import compute_dtype
+from triops._launch import as_numpy, jit, run
 
 GRID = 128  # cells a side; building it costs about as much as testing 20,000 point-box pairs
 TILE = 256
@@ -18,7 +18,8 @@ GRAIN = 16_384  # points worth a thread
 
 
 def points_in_boxes(points, boxes, z_origin, margin):
-    points_np, boxes_np = _as_numpy(points), _as_numpy(boxes)
+    real = compute_dtype(points.dtype)
+    points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
     out = torch.empty(points.shape[:2], dtype=torch.int32)
     out_np = out.numpy()
     bottom, count = z_origin == "bottom", points.shape[1]
@@ -32,17 +33,14 @@ def points_in_boxes(points, boxes, z_origin, margin):
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
-    points_np, boxes_np = _as_numpy(points), _as_numpy(boxes)
+    real = compute_dtype(points.dtype)
+    points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
     out = torch.empty((*points.shape[:2], boxes.shape[1]), dtype=torch.bool)
     out_np = out.numpy()
     grain = max(1, 1_000_000 // max(boxes.shape[1], 1))
     for b in range(points.shape[0]):
         run(_test_all, points.shape[1], grain, points_np[b], boxes_np[b], z_origin == "bottom", margin, out_np[b])
     return out
-
-
-def _as_numpy(tensor):
-    return tensor.detach().to(compute_dtype(tensor.dtype)).contiguous().numpy()
 
 
 @jit

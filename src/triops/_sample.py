@@ -1,0 +1,88 @@
+"""Samples: the inputs that tests, acceptance, benchmarks, compile checks, demo and docs all read.
+
+Each operator folder has a `samples.py` with
+    SAMPLES    list of Sample
+    BAD_CALLS  list of BadCall
+    work(operator, args) -> Work             what a call must at least move and compute
+    baselines(operator) -> dict[str, fn]     what else computes the same: plain torch, installed peers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from triops._check import FLOATS
+from triops._op import OPERATORS, Operator
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input of a registered operator. `make(dtype)` returns its positional arguments, on the CPU, seeded."""
+
+    operator: str
+    name: str
+    make: Callable[[torch.dtype], tuple[Any, ...]]
+    scale: Literal["network", "general", "boundary"] = "general"
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    gradcheck: bool = False  # small, and away from the places where the derivative jumps
+    demo: bool = False  # shown by `triops demo`
+
+    def __str__(self) -> str:
+        return f"{self.operator}[{self.name}]"
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A malformed call of a public function, the error it must raise, and words its message must hold."""
+
+    name: str
+    call: Callable[[], Any]
+    error: type[Exception]
+    match: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Work(NamedTuple):
+    """What no implementation can avoid: each input read once, each output written once; and the arithmetic."""
+
+    bytes: int
+    ops: int
+
+
+def module_of(operator: Operator) -> ModuleType:
+    return import_module(f"{operator.package}.samples")
+
+
+def modules() -> list[ModuleType]:
+    """The sample modules of all operators, each once, in the order of definition."""
+    return list(dict.fromkeys(module_of(op) for op in OPERATORS.values()))
+
+
+def all_samples() -> list[Sample]:
+    return [sample for module in modules() for sample in module.SAMPLES]
+
+
+def all_bad_calls() -> list[BadCall]:
+    return [bad for module in modules() for bad in module.BAD_CALLS]
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among a call's arguments or results."""
+    return [v for v in (values if isinstance(values, tuple | list) else (values,)) if isinstance(v, Tensor)]
+
+
+def bytes_of(values: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_of(values))
+
+
+def to_device(values: Iterable[Any], device: torch.device | str) -> tuple[Any, ...]:
+    return tuple(v.to(device) if isinstance(v, Tensor) else v for v in values)
