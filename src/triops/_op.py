@@ -138,6 +138,7 @@ def define(
             while tracing, so kernels trust what they get.
     fake:   returns empty outputs of the right shape, dtype and strides (torch's fake/meta function).
     setup_context, backward: as in `torch.library.register_autograd`; without them no gradient flows.
+            An operator that is itself a backward takes `backward=no_second_derivative`.
     """
     op = Operator(reference, check, fake)
     if op.name in OPERATORS:
@@ -153,11 +154,16 @@ def define(
         # Without this, eager autograd would record the reference's torch calls and compile would not.
         _lib.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
     else:
-        op.differentiable = True
+        op.differentiable = backward is not no_second_derivative
         torch.library.register_autograd(f"triops::{op.name}", backward, setup_context=setup_context, lib=_lib)
     op.overload = getattr(torch.ops.triops, op.name).default
     OPERATORS[op.name] = op
     return op
+
+
+def no_second_derivative(context: Any, *grads: Any) -> Any:
+    """The backward of a backward operator: refuses, where plain torch would silently detach."""
+    raise RuntimeError("triops: the gradient of this operator cannot be differentiated a second time")
 
 
 @contextmanager
