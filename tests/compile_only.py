@@ -22,8 +22,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import triops  # noqa: F401
-from triops import _sample
+from triops import _gpu, _sample
 from triops._op import OPERATORS
+
+_gpu.fast_launches = False  # what one target compiled must not serve the next
 
 TARGETS = [
     GPUTarget("cuda", 80, 32),

@@ -1,11 +1,64 @@
-"""What GPU launchers share. Imports neither torch nor Triton."""
+"""What GPU launchers share: fast launches, block sizes for the interpreter, float64 arguments."""
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from triton.runtime.driver import driver
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# Triton versions whose launch protocol `Kernel` knows; on others every launch takes Triton's own path.
+_KNOWN = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"])
+fast_launches = _KNOWN and not INTERPRETED
+
+
+class Kernel:
+    """A Triton kernel, launched as ever by `kernel[grid](*args, CONSTANT=..., num_warps=...)`.
+
+    Triton analyses every argument at every launch, which costs more host time than the launch. Here the
+    compiled kernel is kept by what the analysis can depend on: dtype and alignment of tensors, and for
+    integers whether they are 1, a multiple of 16, or beyond 32 bits. Constants go by keyword, in order.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.jit = triton.jit(function)
+        self.compiled: dict[Any, Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        if not fast_launches:
+            return self.jit[grid]  # type: ignore[no-any-return]
+
+        def launch(*args: Any, **options: Any) -> None:
+            device = driver.active.get_current_device()
+            key = (device, *options.values(), *[
+                (a & 15 == 0) + 2 * (a == 1) + 4 * (not -(2**31) <= a < 2**31) if type(a) is int
+                else (a.dtype, a.data_ptr() & 15)
+                for a in args
+            ])  # fmt: skip
+            found = self.compiled.get(key)
+            if found is None:
+                kernel = self.jit[grid](*args, **options)
+                names = self.jit.arg_names[len(args) :]
+                self.compiled[key] = kernel, tuple(options[name] for name in names)
+                return
+            kernel, constants = found
+            kernel.run(
+                grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
+                driver.active.get_current_stream(device), kernel.function, kernel.packed_metadata,
+                None, None, None, *args, *constants,
+            )  # fmt: skip
+
+        return launch
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
+    """Decorator of kernels that a launcher launches; helpers called inside kernels use `triton.jit`."""
+    return Kernel(function)
 
 
 def block(size: int, *, interpreted: int) -> int:

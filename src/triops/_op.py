@@ -112,7 +112,11 @@ class Operator:
                 why = "forced" if _forced_reference else "fallback" if kernel is self.reference else "device"
                 used = "reference" if kernel is self.reference else backend
                 log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
-            out = kernel(*args)
+            if backend == "gpu" and torch.cuda.device_count() > 1:
+                with torch.cuda.device(_device_of(args)):  # Triton launches on the current device, not the tensors'
+                    out = kernel(*args)
+            else:
+                out = kernel(*args)
             if recorder is not None:
                 recorder(self, args, out)
             return out
@@ -122,6 +126,10 @@ class Operator:
     def _checked_fake(self, *args: Any) -> Any:
         self.check(*args)
         return self.fake(*args)
+
+
+def _device_of(args: tuple[Any, ...]) -> torch.device:
+    return next(a.device for a in args if isinstance(a, Tensor))
 
 
 def define(

@@ -18,29 +18,29 @@ GRAIN = 16_384  # points worth a thread
 
 
 def points_in_boxes(points, boxes, z_origin, margin):
-    real = compute_dtype(points.dtype)
-    points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
     out = torch.empty(points.shape[:2], dtype=torch.int32)
-    out_np = out.numpy()
-    bottom, count = z_origin == "bottom", points.shape[1]
-    if count * boxes.shape[1] <= BRUTE_FORCE_PAIRS:
-        _brute_force(points_np, boxes_np, bottom, margin, out_np)
-        return out
-    for b in range(points.shape[0]):
-        grid = _build_grid(boxes_np[b], bottom, margin)
-        run(_search, count, GRAIN, points_np[b].reshape(-1), *grid, out_np[b])
+    _answer(points, boxes, z_origin, margin, out.numpy(), every=False)
     return out
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
+    # Few pairs of a scene touch: clear everything in one sweep and write the hits.
+    out = torch.zeros((*points.shape[:2], boxes.shape[1]), dtype=torch.bool)
+    _answer(points, boxes, z_origin, margin, out.numpy(), every=True)
+    return out
+
+
+def _answer(points, boxes, z_origin, margin, out, every):
+    """Fill `out`: int32 [B, M] with the first box, or where `every`, bool [B, M, T] with the hits."""
     real = compute_dtype(points.dtype)
     points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
-    out = torch.empty((*points.shape[:2], boxes.shape[1]), dtype=torch.bool)
-    out_np = out.numpy()
-    grain = max(1, 1_000_000 // max(boxes.shape[1], 1))
+    bottom, count = z_origin == "bottom", points.shape[1]
+    if count * boxes.shape[1] <= BRUTE_FORCE_PAIRS:
+        (_brute_force_all if every else _brute_force)(points_np, boxes_np, bottom, margin, out)
+        return
     for b in range(points.shape[0]):
-        run(_test_all, points.shape[1], grain, points_np[b], boxes_np[b], z_origin == "bottom", margin, out_np[b])
-    return out
+        grid = _build_grid(boxes_np[b], bottom, margin)
+        run(_search_all if every else _search, count, GRAIN, points_np[b].reshape(-1), *grid, out[b])
 
 
 @jit
@@ -58,12 +58,12 @@ def _brute_force(points, boxes, bottom, margin, out):
 
 
 @jit
-def _test_all(begin, end, points, boxes, bottom, margin, out):
-    frame = frames(boxes, bottom, margin)
-    for i in range(begin, end):
-        x, y, z = points[i, 0], points[i, 1], points[i, 2]
-        for t in range(frame.shape[0]):
-            out[i, t] = inside(x, y, z, frame[t])
+def _brute_force_all(points, boxes, bottom, margin, out):
+    for b in range(points.shape[0]):
+        frame = frames(boxes[b], bottom, margin)
+        for i in range(points.shape[1]):
+            for t in range(frame.shape[0]):
+                out[b, i, t] = inside(points[b, i, 0], points[b, i, 1], points[b, i, 2], frame[t])
 
 
 @jit
@@ -153,6 +153,15 @@ def _keep_occupied(cell, occupied, count, kept):
 
 
 @jit
+def _place(flat, start, count, extent, scale, occupied, xyz, cell, kept):
+    """Load a tile of points and find which of them lie in an occupied cell; returns how many."""
+    x, y, z = xyz[0], xyz[1], xyz[2]
+    _split(flat[3 * start : 3 * (start + count)], count, x, y, z)
+    _find_cells(x, y, z, extent, scale, cell)
+    return _keep_occupied(cell, occupied, count, kept)
+
+
+@jit
 def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
     xyz = np.zeros((3, TILE), flat.dtype)
     x, y, z = xyz[0], xyz[1], xyz[2]
@@ -160,14 +169,27 @@ def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
     kept = np.empty(TILE + 1, np.uint32)
     for start in range(begin, end, TILE):
         count = min(TILE, end - start)
-        _split(flat[3 * start : 3 * (start + count)], count, x, y, z)
-        _find_cells(x, y, z, extent, scale, cell)
         result = out[start : start + count]
         result[:] = -1
-        for k in range(_keep_occupied(cell, occupied, count, kept)):
+        for k in range(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept)):
             i = kept[k]
             c = np.uint32(cell[i])
             for j in range(first[c], first[c + np.uint32(1)]):
                 if inside(x[i], y[i], z[i], frame[box[j]]):
                     result[i] = box[j]
                     break
+
+
+@jit
+def _search_all(begin, end, flat, frame, extent, scale, first, box, occupied, out):
+    xyz = np.zeros((3, TILE), flat.dtype)
+    x, y, z = xyz[0], xyz[1], xyz[2]
+    cell = np.empty(TILE, np.int32)
+    kept = np.empty(TILE + 1, np.uint32)
+    for start in range(begin, end, TILE):
+        count = min(TILE, end - start)
+        for k in range(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept)):
+            i = kept[k]
+            c = np.uint32(cell[i])
+            for j in range(first[c], first[c + np.uint32(1)]):
+                out[start + i, box[j]] = inside(x[i], y[i], z[i], frame[box[j]])

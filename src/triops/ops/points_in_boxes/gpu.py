@@ -2,7 +2,7 @@
 
 Two launches. `_build_grid_kernel` writes the boxes' frames and, for each cell, one bit a box that may
 reach into it, with a head word that says which 32-box words are not zero. `_search_kernel` takes a
-point to its cell and tests the boxes in ascending order until one holds it.
+point to its cell and tests the boxes there in ascending order, all of them or until one holds it.
 """
 
 import torch
@@ -20,57 +20,48 @@ MAX_BOXES = 1024  # what a head word of 32 bits can describe; more boxes take an
 
 
 def points_in_boxes(points, boxes, z_origin, margin):
-    points, boxes = points.contiguous(), boxes.contiguous()
-    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
-    out = torch.empty((batch, count), dtype=torch.int32, device=points.device)
-    if out.numel() == 0:
-        return out
-    if total == 0:
+    out = torch.empty(points.shape[:2], dtype=torch.int32, device=points.device)
+    if boxes.shape[1] == 0:
         return out.fill_(-1)
-    words = triton.cdiv(min(total, MAX_BOXES), 32)
-    frames = torch.empty((batch * total + batch, 8), dtype=compute_dtype(points.dtype), device=points.device)
-    masks = torch.empty((batch * GRID * GRID, 1 + words), dtype=torch.int32, device=points.device)
-    blocks = triton.cdiv(count, BLOCK)
-    for start in range(0, total, MAX_BOXES):
-        _build_grid_kernel[(batch * (GRID * GRID // CELLS),)](
-            boxes, frames, masks, start, min(start + MAX_BOXES, total), total, batch, words, _gpu.bits_of(margin),
-            BOTTOM=z_origin == "bottom", GRID=GRID, CELLS=CELLS, BOXES=128,
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-        _search_kernel[(batch * blocks,)](
-            points, frames, masks, out, start, count, total, batch, words, blocks,
-            FIRST=start == 0, GRID=GRID, BLOCK=BLOCK,
-            num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
+    _search(points, boxes, z_origin, margin, out, every=False)
     return out
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
-    points, boxes = points.contiguous(), boxes.contiguous()
-    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
-    out = torch.empty((batch, count, total), dtype=torch.bool, device=points.device)
-    if out.numel() == 0:
-        return out
-    frames = torch.empty((batch * total, 8), dtype=compute_dtype(points.dtype), device=points.device)
-    _frames_kernel[(triton.cdiv(batch * total, 128),)](
-        boxes, frames, batch * total, _gpu.bits_of(margin),
-        BOTTOM=z_origin == "bottom", BOXES=128, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    box_block = min(triton.next_power_of_2(total), 64)
-    point_block = 2048 // box_block
-    point_blocks = triton.cdiv(count, point_block)
-    _test_all_kernel[(batch * point_blocks, triton.cdiv(total, box_block))](
-        points, frames, out.view(torch.int8), count, total, point_blocks,
-        POINTS=point_block, BOXES=box_block, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+    # Few pairs of a scene touch: clear everything in one sweep and write the hits.
+    out = torch.zeros((*points.shape[:2], boxes.shape[1]), dtype=torch.bool, device=points.device)
+    _search(points, boxes, z_origin, margin, out, every=True)
     return out
 
 
+def _search(points, boxes, z_origin, margin, out, every):
+    if out.numel() == 0:
+        return
+    points, boxes = points.contiguous(), boxes.contiguous()
+    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
+    words = (min(total, MAX_BOXES) + 31) // 32
+    real = compute_dtype(points.dtype)
+    # Frames of all boxes, one row a batch element for the map from points to cells, then the masks.
+    mask_rows = batch * GRID * GRID * (1 + words) // (8 if real == torch.float32 else 16) + 1
+    workspace = torch.empty((batch * total + batch + mask_rows, 8), dtype=real, device=points.device)
+    blocks = (count + BLOCK - 1) // BLOCK
+    for start in range(0, total, MAX_BOXES):
+        _build_grid_kernel[(batch * (GRID * GRID // CELLS),)](
+            boxes, workspace, start, min(start + MAX_BOXES, total), total, batch, words, _gpu.bits_of(margin),
+            BOTTOM=z_origin == "bottom", GRID=GRID, CELLS=CELLS, BOXES=128,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        _search_kernel[(batch * blocks,)](
+            points, workspace, out, start, count, total, batch, words, blocks,
+            EVERY=every, FIRST=start == 0, GRID=GRID, BLOCK=BLOCK,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
 @triton.jit
-def _frames_kernel(boxes, frames, total, margin_bits, BOTTOM: tl.constexpr, BOXES: tl.constexpr):
-    t = tl.program_id(0) * BOXES + tl.arange(0, BOXES)
-    frame = make_frame(boxes, t, t < total, margin_bits, BOTTOM, frames.dtype.element_ty)
-    store_frame(frames, t, t < total, *frame)
+def _masks(workspace, rows):
+    """Where the masks begin: behind the rows of frames."""
+    return (workspace + rows.to(tl.int64) * 8).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
@@ -81,9 +72,9 @@ def _cell(value, low, scale, GRID: tl.constexpr):
     return tl.where(position < GRID - 1, position, GRID - 1).to(tl.int32)
 
 
-@triton.jit
+@_gpu.kernel
 def _build_grid_kernel(
-    boxes, frames, masks, start, stop, total, batch, words, margin_bits,
+    boxes, frames, start, stop, total, batch, words, margin_bits,
     BOTTOM: tl.constexpr, GRID: tl.constexpr, CELLS: tl.constexpr, BOXES: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
@@ -113,12 +104,11 @@ def _build_grid_kernel(
     scale_x = GRID / tl.maximum(high_x - low_x, 1e-6)
     scale_y = GRID / tl.maximum(high_y - low_y, 1e-6)
     if part == 0:
-        # Behind the frames of all boxes: one row a batch element for the map from points to cells.
         store_frame(frames, batch * total + b, True, low_x, high_x, low_y, high_y, scale_x, scale_y, huge, huge)
 
     cell = part * CELLS + tl.arange(0, CELLS)
     u, v = cell // GRID, cell % GRID
-    row = masks + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
+    row = _masks(frames, batch * total + batch) + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
     head = tl.zeros((CELLS,), tl.int32)
     for word in range(tl.cdiv(stop - start, 32)):
         bit = tl.arange(0, 32)
@@ -151,10 +141,10 @@ def _lowest_bit(value):
     return (lowest.to(tl.int32, bitcast=True) >> 23) - 127
 
 
-@triton.jit
+@_gpu.kernel
 def _search_kernel(
-    points, frames, masks, out, start, count, total, batch, words, blocks,
-    FIRST: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
+    points, frames, out, start, count, total, batch, words, blocks,
+    EVERY: tl.constexpr, FIRST: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
     b = tl.program_id(0) // blocks
@@ -168,9 +158,9 @@ def _search_kernel(
     low_x, high_x = tl.load(extent), tl.load(extent + 1)
     low_y, high_y = tl.load(extent + 2), tl.load(extent + 3)
     cell = _cell(x, low_x, tl.load(extent + 4), GRID) * GRID + _cell(y, low_y, tl.load(extent + 5), GRID)
-    row = masks + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
+    row = _masks(frames, batch * total + batch) + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
     within = (x >= low_x) & (x <= high_x) & (y >= low_y) & (y <= high_y)
-    if FIRST:
+    if FIRST or EVERY:
         found = tl.full((BLOCK,), -1, tl.int32)
     else:
         found = tl.load(out + offset, i < count, 0)
@@ -188,30 +178,12 @@ def _search_kernel(
         t = start + word * 32 + _lowest_bit(bits)
         bits &= bits - 1
         hit = inside(x, y, z, *load_frame(frames, b * total + t, active))
-        found = tl.where(hit, t, found)
-        head = tl.where(hit, 0, head)
-        bits = tl.where(hit, 0, bits)
+        if EVERY:
+            tl.store(out + offset * total + t, hit, hit)
+        else:
+            found = tl.where(hit, t, found)
+            head = tl.where(hit, 0, head)
+            bits = tl.where(hit, 0, bits)
         busy = tl.max(((head | bits) != 0).to(tl.int32), 0)
-    tl.store(out + offset, found, i < count)
-
-
-@triton.jit
-def _test_all_kernel(
-    points, frames, out, count, total, point_blocks, POINTS: tl.constexpr, BOXES: tl.constexpr
-):  # fmt: skip
-    REAL: tl.constexpr = frames.dtype.element_ty
-    b = tl.program_id(0) // point_blocks
-    i = (tl.program_id(0) % point_blocks) * POINTS + tl.arange(0, POINTS)
-    t = tl.program_id(1) * BOXES + tl.arange(0, BOXES)
-    offset = b.to(tl.int64) * count + i
-    point = points + offset * 3
-    x = tl.load(point, i < count, 0.0).to(REAL)
-    y = tl.load(point + 1, i < count, 0.0).to(REAL)
-    z = tl.load(point + 2, i < count, 0.0).to(REAL)
-    cx, cy, cz, half_x, half_y, half_z, cos, sin = load_frame(frames, b * total + t, t < total)
-    hit = inside(
-        x[:, None], y[:, None], z[:, None],
-        cx[None], cy[None], cz[None], half_x[None], half_y[None], half_z[None], cos[None], sin[None],
-    )  # fmt: skip
-    mask = (i < count)[:, None] & (t < total)[None]
-    tl.store(out + offset[:, None] * total + t[None], hit.to(tl.int8), mask)
+    if not EVERY:
+        tl.store(out + offset, found, i < count)
