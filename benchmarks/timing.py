@@ -24,7 +24,7 @@ def graph_us(call: Callable[[], Any], repeats: int = 200) -> float:
 
 
 def eager_us(call: Callable[[], Any], repeats: int = 200) -> float:
-    """Median microseconds of one call in a loop that waits for nothing in between: host or device, whichever is slower."""
+    """Median microseconds of a call in a loop that does not wait: host or device, whichever is slower."""
     for _ in range(10):
         call()
     torch.cuda.synchronize()

@@ -33,10 +33,12 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
     assert len(got) == len(expected), what
     for g, e in zip(got, expected, strict=True):
         g, e = g.cpu(), e.cpu()
-        assert g.dtype == e.dtype and g.shape == e.shape, f"{what}: {g.dtype}{list(g.shape)}, not {e.dtype}{list(e.shape)}"
+        assert (g.dtype, g.shape) == (e.dtype, e.shape), what
         if e.is_floating_point():
             tolerance = TOLERANCE[e.dtype]
-            torch.testing.assert_close(g, e, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}")
+            torch.testing.assert_close(
+                g, e, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
+            )
         else:
             wrong = (g != e).nonzero()
             assert len(wrong) == 0, f"{what}: {len(wrong)} of {e.numel()} differ, first at {wrong[0].tolist()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -90,11 +90,11 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _one_of(words: object) -> str:
-    words = list(words)  # type: ignore[call-overload]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _one_of(words: Iterable[str]) -> str:
+    *head, last = words
+    return f"{', '.join(head)} or {last}" if head else last
 
 
-def _all_of(words: object) -> str:
-    words = list(words)  # type: ignore[call-overload]
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+def _all_of(words: Iterable[str]) -> str:
+    *head, last = words
+    return f"{', '.join(head)} and {last}"

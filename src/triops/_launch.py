@@ -60,12 +60,12 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     directory = cache_directory()
     if directory is None:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = directory
+    settings: Any = numba.config
+    before, settings.CACHE_DIR = settings.CACHE_DIR, directory
     try:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 def as_numpy(tensor: torch.Tensor) -> Any:

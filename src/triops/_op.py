@@ -59,7 +59,8 @@ class Operator:
         self.check = check
         self.fake = fake
         self.differentiable = False
-        self.dynamic_output = False
+        self.dynamic_output = False  # True: the output's size depends on the data
+        self.overload: Any = None
         hints = get_type_hints(reference)
         self.parameters: list[str] = list(inspect.signature(reference).parameters)
         self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)
@@ -72,7 +73,7 @@ class Operator:
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
                 if isinstance(value, numbers.Real) and not isinstance(value, bool) and types not in (Tensor, str, bool):
                     # NumPy scalars: numbers to a user, strangers to the dispatcher
-                    as_number = int(value) if int in types and float not in types else float(value)  # type: ignore[operator]
+                    as_number = float(value) if expected == "a number" else int(value)  # type: ignore[call-overload]
                     if as_number == value:
                         args = (*args[:position], as_number, *args[position + 1 :])
                         continue

@@ -1,0 +1,112 @@
+"""Timing for the command line: a call against its reference and its peers, interleaved in one process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from triops import _sample
+from triops._op import OPERATORS
+
+
+@dataclass
+class Row:
+    """One sample of one operator, measured."""
+
+    operator: str
+    case: str
+    dtype: str
+    device: str
+    right: bool  # equal to the reference; no speed-up is worth a word where it is not
+    seconds: float
+    bytes: int
+    ops: int
+    others: dict[str, float] = field(default_factory=dict)  # seconds of the reference and of each peer
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        return self.bytes / self.seconds / 1e9
+
+    def speed_up(self, other: str) -> float | None:
+        return self.others[other] / self.seconds if self.right and other in self.others else None
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], budget: float) -> dict[str, float]:
+    """Median seconds of each call. They take turns, so that a noisy machine disturbs all of them alike."""
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    stop = time.perf_counter() + budget
+    while len(next(iter(times.values()))) < 3 or time.perf_counter() < stop:
+        for name, call in calls.items():
+            # a slow reference is run three times and no more; a fast kernel takes its place in the meantime
+            if len(times[name]) >= 3 and times[name][-1] > budget / 10:
+                continue
+            _synchronise()
+            start = time.perf_counter()
+            call()
+            _synchronise()
+            times[name].append(time.perf_counter() - start)
+            if len(times[name]) >= 2000:
+                return {n: statistics.median(t) for n, t in times.items()}
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def agrees(got: Any, expected: Any) -> bool:
+    """Integers bit for bit; floats within a few units in the last place of the largest value."""
+    for g, e in zip(_sample.tensors_of(got), _sample.tensors_of(expected), strict=True):
+        if g.shape != e.shape or g.dtype != e.dtype:
+            return False
+        if not e.is_floating_point():
+            if not torch.equal(g, e):
+                return False
+        elif e.numel():
+            tolerance = 64 * torch.finfo(e.dtype).eps
+            if not torch.allclose(g.double(), e.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
+                return False
+    return True
+
+
+def rows(
+    operators: list[str], device: str, *, scale: str = "network", demo_only: bool = False,
+    dtype: torch.dtype = torch.float32, budget: float = 1.0, peers: bool = True,
+) -> Iterator[Row]:  # fmt: skip
+    """Measure the chosen operators' samples one by one."""
+    for sample in chosen(operators, scale=scale, demo_only=demo_only):
+        operator = OPERATORS[sample.operator]
+        module = _sample.module_of(operator)
+        use = dtype if dtype in sample.dtypes else sample.dtypes[0]
+        args = _sample.to_device(sample.make(use), device)
+        right = agrees(operator(*args), operator.reference(*args))
+        calls: dict[str, Callable[[], Any]] = {
+            "triops": lambda o=operator, a=args: o(*a),  # type: ignore[misc]
+            "reference": lambda o=operator, a=args: o.reference(*a),  # type: ignore[misc]
+        }
+        if peers:
+            for name, peer in module.baselines(operator.name).items():
+                calls[name] = lambda p=peer, a=args: p(*a)  # type: ignore[misc]
+        seconds = interleaved(calls, budget)
+        work = module.work(operator.name, args)
+        yield Row(
+            operator.name, sample.name, str(use).removeprefix("torch."), device, right,
+            seconds.pop("triops"), work.bytes, work.ops, seconds,
+        )  # fmt: skip
+
+
+def chosen(operators: list[str], *, scale: str = "network", demo_only: bool = False) -> list[_sample.Sample]:
+    """The samples that `rows` will measure."""
+    return [
+        s
+        for s in _sample.all_samples()
+        if (not operators or s.operator in operators) and (s.demo if demo_only else s.scale == scale)
+    ]

@@ -1,0 +1,62 @@
+"""What `triops info` tells: versions, devices, which backend serves each operator, and what to do about a gap."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+
+import torch
+
+from triops import __version__
+from triops._op import OPERATORS, REQUIREMENTS
+
+
+def versions() -> dict[str, str]:
+    found = {"triops": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for package in ("numba", "triton", "numpy"):
+        found[package] = metadata.version(package) if find_spec(package) else "not installed"
+    return found
+
+
+def devices() -> list[str]:
+    found = [f"cpu: {torch.get_num_threads()} of {os.cpu_count()} threads"]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            name, (major, minor) = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+            found.append(f"cuda:{index}: {name}, compute capability {major}.{minor}")
+    return found
+
+
+def serving() -> dict[str, dict[str, str]]:
+    """For each operator, which backend a call on a CPU and on a GPU takes."""
+    table = {}
+    for operator in OPERATORS.values():
+        table[operator.name] = {
+            backend: package if backend in operator.backends and find_spec(package) else "reference"
+            for backend, (package, _) in REQUIREMENTS.items()
+        }
+    return table
+
+
+def cache_directory() -> str:
+    if find_spec("numba") is None:
+        return "none: numba is not installed"
+    from triops._launch import cache_directory
+
+    return cache_directory() or "none writable: kernels are compiled anew in every process"
+
+
+def remedies() -> list[str]:
+    """One line for each thing that is missing and matters here."""
+    found = []
+    if find_spec("numba") is None:
+        found.append("CPU calls use the slow reference. Remedy: pip install numba")
+    if torch.cuda.is_available() and find_spec("triton") is None:
+        found.append("GPU calls use the slow reference. Remedy: pip install triton")
+    if not torch.cuda.is_available():
+        found.append("No GPU that torch can use: everything runs on the CPU.")
+    if find_spec("matplotlib") is None:
+        found.append("`triops demo` draws no picture. Remedy: pip install 'triops[viz]'")
+    return found
