@@ -68,6 +68,26 @@ def inside(x, y, z, frame):
 
 
 @jit
+def _cell(position, size, count):
+    real = type(size)
+    position = position / (size / real(count))
+    position = position if position > real(0) else real(0)  # also for NaN, where a box has no size
+    position = position if position < real(count - 1) else real(count - 1)
+    return min(np.int64(position), np.int64(count - 1))
+
+
+@jit
+def cell(x, y, z, box, frame, bottom, grid_x, grid_y, grid_z):
+    """The cell of a point inside a box [7] that is divided into a grid, z fastest; the margin plays no part."""
+    half = type(box[0])(0.5)
+    local_x, local_y = local_xy(x, y, frame)
+    low_z = box[2] if bottom else box[2] - box[5] * half
+    flat = _cell(local_x + box[3] * half, box[3], grid_x)
+    flat = flat * grid_y + _cell(local_y + box[4] * half, box[4], grid_y)
+    return flat * grid_z + _cell(z - low_z, box[5], grid_z)
+
+
+@jit
 def bounds(frame):
     """Lower and upper x, y, z that enclose every point `inside` can accept, rounding included.
 

@@ -1,0 +1,368 @@
+"""roiaware_pool3d on GPU.
+
+Forward, three launches. `_test_kernel` writes the empty result, which is most of the bytes, and meanwhile
+tests each RoI against chunks of the points, leaving the indices of those it holds. `_list_kernel` files them,
+in ascending order, in the lists of their cells: one program a RoI, a block of points at a time, whose order
+within a cell comes from comparing the block with itself. `_pool_kernel` pools the cells that hold something.
+
+Backward, one launch: atomic additions. For the same bits on every run the additions are done in integers,
+whose sum does not depend on their order: see `_add`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _check, _gpu
+from triops._box.gpu import cell, divide, inside, make_frame
+from triops._box.reference import compute_dtype
+from triops.ops.roiaware_pool3d.reference import check_indices
+
+WORKSPACE = 32 * 2**20  # int32: one an RoI and point, so many RoIs on many points go in rounds
+CHUNKS = 64  # the points are cut into at most so many chunks, of at least
+POINTS = 1024
+FILL = _gpu.block(2048, interpreted=2**18)  # elements of the empty result written at a time
+FILL_PROGRAMS = _gpu.block(2048, interpreted=1)
+
+FLOAT, PEAK, FIXED = 0, 1, 2  # what `_add` does
+
+
+def roiaware_pool3d_forward(
+    rois, points, features, out_x, out_y, out_z, max_points_per_voxel, mode, z_origin, margin
+):  # fmt: skip
+    rois, points, features = rois.contiguous(), points.contiguous(), features.contiguous()
+    count, total, channels = rois.shape[0], points.shape[0], features.shape[1]
+    shape = (count, out_x, out_y, out_z)
+    pooled = torch.empty((*shape, channels), dtype=features.dtype, device=rois.device)
+    argmax = torch.empty((*shape, channels), dtype=torch.int32, device=rois.device)
+    lists = torch.empty((*shape, max_points_per_voxel), dtype=torch.int32, device=rois.device)
+    if count == 0:
+        return pooled, argmax, lists
+    chunk = max(POINTS, triton.next_power_of_2(triton.cdiv(total, CHUNKS)))
+    chunks = triton.cdiv(total, chunk)
+    stride = total + chunks + 1  # of a row of the workspace: points held, how many in each chunk, cells filled
+    round_size = max(1, min(count, WORKSPACE // stride))
+    workspace = torch.empty((round_size * stride,), dtype=torch.int32, device=rois.device)
+    cells = out_x * out_y * out_z
+    bottom, margin_bits, real = z_origin == "bottom", _gpu.bits_of(margin), _real(points)
+    for first in range(0, count, round_size):
+        now = min(round_size, count - first)
+        programs = max(now * chunks, FILL_PROGRAMS)
+        list_size, cell_size = now * cells * max_points_per_voxel, now * cells * channels
+        _test_kernel[(programs,)](
+            rois, points, workspace, lists, pooled, argmax, first, now, total, chunk, chunks, stride,
+            first * cells * max_points_per_voxel, list_size, _share(list_size, programs),
+            first * cells * channels, cell_size, _share(cell_size, programs), margin_bits,
+            BOTTOM=bottom, REAL=real, BLOCK=POINTS, FILL=FILL, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        if total == 0:
+            continue
+        _list_kernel[(now,)](
+            rois, points, workspace, lists, first, total, chunk, chunks, stride,
+            out_x, out_y, out_z, max_points_per_voxel, margin_bits,
+            BOTTOM=bottom, REAL=real, CHUNKS=CHUNKS, BLOCK=_gpu.block(64, interpreted=512),
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        if channels > 0:
+            _pool_kernel[(now * 8,)](
+                features, workspace, lists, pooled, argmax, first, total, chunks, stride,
+                cells, max_points_per_voxel, channels,
+                AVERAGE=mode == "avg", REAL=_real(features), PARTS=8, CELLS=16,
+                CHANNELS=min(triton.next_power_of_2(channels), 128), num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+    return pooled, argmax, lists
+
+
+def roiaware_pool3d_backward(point_indices, argmax, grad_out, num_points, mode):
+    if _check.strict():
+        check_indices(point_indices, argmax, num_points, mode)
+    grad_out = grad_out.contiguous()
+    device, channels, slots = grad_out.device, grad_out.shape[-1], point_indices.shape[-1]
+    real = compute_dtype(grad_out.dtype)
+    cells = grad_out.numel() // channels if channels else 0
+    if cells == 0 or num_points == 0:
+        return torch.zeros((num_points, channels), dtype=grad_out.dtype, device=device)
+    if mode == "max":
+        kernel, index, terms = _scatter_max, argmax.contiguous(), cells
+    else:
+        kernel, index, terms = _scatter_avg, point_indices.contiguous(), cells * (slots - 1)
+
+    if not torch.are_deterministic_algorithms_enabled():
+        grad_in = torch.zeros((num_points, channels), dtype=real, device=device)
+        kernel(index, grad_out, grad_in, grad_in, cells, slots, num_points, channels, 0, FLOAT, 1)
+        return grad_in if real == grad_out.dtype else grad_in.to(grad_out.dtype)
+
+    limbs = 2 if real == torch.float64 else 1
+    bits = 62 - int(terms).bit_length()
+    peak = torch.zeros((num_points, channels), dtype=torch.int64, device=device)
+    sums = torch.zeros((num_points, channels, limbs), dtype=torch.int64, device=device)
+    for step in (PEAK, FIXED):
+        kernel(index, grad_out, sums, peak, cells, slots, num_points, channels, bits, step, limbs)
+    grad_in = torch.empty((num_points, channels), dtype=grad_out.dtype, device=device)
+    _finish_kernel[(triton.cdiv(grad_in.numel(), 1024),)](
+        sums, peak, grad_in, grad_in.numel(), bits, LIMBS=limbs, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+    )
+    return grad_in
+
+
+def _real(tensor):
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
+
+
+def _share(elements, programs):
+    """What a program fills, a multiple of FILL: stores then are aligned."""
+    return triton.cdiv(triton.cdiv(elements, programs), FILL) * FILL
+
+
+def _scatter_max(argmax, grad, target, peak, cells, slots, points, channels, bits, step, limbs):
+    channel_block = min(triton.next_power_of_2(channels), 128)
+    cell_block = _gpu.block(512, interpreted=4096) // channel_block
+    channel_blocks = triton.cdiv(channels, channel_block)
+    _scatter_max_kernel[(triton.cdiv(cells, cell_block) * channel_blocks,)](
+        argmax, grad, target, peak, cells, points, channels, channel_blocks, bits,
+        REAL=_real(grad), STEP=step, LIMBS=limbs, CELLS=cell_block, CHANNELS=channel_block,
+        num_warps=2, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _scatter_avg(lists, grad, target, peak, cells, slots, points, channels, bits, step, limbs):
+    cell_block, channel_block = _gpu.block(32, interpreted=1024), min(triton.next_power_of_2(channels), 16)
+    _scatter_avg_kernel[(triton.cdiv(cells, cell_block),)](
+        lists, grad, target, peak, cells, slots, points, channels, bits,
+        REAL=_real(grad), STEP=step, LIMBS=limbs, CELLS=cell_block, SLOTS=64, CHANNELS=channel_block,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fill(target, base, size, share, value, BLOCK: tl.constexpr):
+    """This program's share of filling target[base : base + size]."""
+    start = tl.program_id(0).to(tl.int64) * share
+    for offset in range(0, share, BLOCK):
+        at = start + offset + tl.arange(0, BLOCK)
+        tl.store(target + base + at, tl.full((BLOCK,), value, target.dtype.element_ty), at < size)
+
+
+@_gpu.kernel
+def _test_kernel(
+    rois, points, workspace, lists, pooled, argmax, first_roi, roi_count, point_count, chunk, chunks, stride,
+    list_base, list_size, list_share, cell_base, cell_size, cell_share, margin_bits,
+    BOTTOM: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
+):  # fmt: skip
+    # Stores are not waited for: they drain while the points are tested.
+    _fill(lists, list_base, list_size, list_share, 0, FILL)
+    _fill(pooled, cell_base, cell_size, cell_share, 0, FILL)
+    _fill(argmax, cell_base, cell_size, cell_share, -1, FILL)
+    program = tl.program_id(0)
+    if program < roi_count * chunks:
+        r = program // chunks
+        part = program % chunks
+        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(rois, first_roi + r, True, margin_bits, BOTTOM, REAL)
+        row = workspace + r.to(tl.int64) * stride
+        held = 0
+        for offset in range(0, chunk, BLOCK):
+            i = part * chunk + offset + tl.arange(0, BLOCK)
+            point = points + i.to(tl.int64) * 3
+            x = tl.load(point, i < point_count, float("nan")).to(REAL)
+            y = tl.load(point + 1, i < point_count, 0.0).to(REAL)
+            z = tl.load(point + 2, i < point_count, 0.0).to(REAL)
+            hit = inside(x, y, z, cx, cy, cz, half_x, half_y, half_z, cos, sin)
+            one = hit.to(tl.int32)
+            tl.store(row + part * chunk + held + tl.cumsum(one, 0) - one, i, hit)
+            held += tl.sum(one, 0)
+        tl.store(row + point_count + part, held)
+
+
+@_gpu.kernel
+def _list_kernel(
+    rois, points, workspace, lists, first_roi, point_count, chunk, chunks, stride,
+    out_x, out_y, out_z, slots, margin_bits,
+    BOTTOM: tl.constexpr, REAL: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0)
+    roi = first_roi + r
+    row = workspace + r.to(tl.int64) * stride
+    # An argument of 1 comes as a constant without a dtype.
+    grid_x, grid_y, grid_z = tl.full((), out_x, tl.int64), tl.full((), out_y, tl.int64), tl.full((), out_z, tl.int64)
+    roi_lists = lists + roi.to(tl.int64) * (grid_x * grid_y * grid_z * slots)
+    cx, cy, _, _, _, _, cos, sin = make_frame(rois, roi, True, margin_bits, BOTTOM, REAL)
+    part = tl.arange(0, CHUNKS)
+    held = tl.load(row + point_count + part, part < chunks, 0)
+    before = tl.where(part < chunks, tl.cumsum(held, 0) - held, 2147483647)
+    count = tl.sum(held, 0)
+    filled = 0
+    for first in range(0, count, BLOCK):
+        j = first + tl.arange(0, BLOCK)
+        mask = j < count
+        reached = j[:, None] >= before[None]  # [BLOCK, CHUNKS]
+        of_part = tl.sum(reached.to(tl.int32), 1) - 1
+        in_part = j - tl.max(tl.where(reached, before[None], 0), 1)
+        i = tl.load(row + of_part * chunk + in_part, mask, 0)
+        point = points + i.to(tl.int64) * 3
+        x = tl.load(point, mask, 0.0).to(REAL)
+        y = tl.load(point + 1, mask, 0.0).to(REAL)
+        z = tl.load(point + 2, mask, 0.0).to(REAL)
+        at = cell(x, y, z, rois, roi, cx, cy, cos, sin, grid_x, grid_y, grid_z, BOTTOM, REAL)
+        at = tl.where(mask, at.to(tl.int32), -1)
+        same = at[:, None] == at[None]  # [BLOCK, BLOCK]
+        rank = tl.sum((same & (j[None] < j[:, None])).to(tl.int32), 1)
+        size = tl.sum(same.to(tl.int32), 1)
+        entry = roi_lists + at.to(tl.int64) * slots
+        had = tl.load(entry, mask, 0)
+        slot = 1 + had + rank
+        tl.store(entry + slot, i, mask & (slot < slots))
+        tl.debug_barrier()  # every lane has read what the next stores overwrite
+        leads = mask & (rank == 0)
+        tl.store(entry, tl.minimum(had + size, slots - 1), leads)
+        # The cells filled take the place of points already read, of which there are at least as many.
+        new = (leads & (had == 0) & (slots > 1)).to(tl.int32)
+        tl.store(row + filled + tl.cumsum(new, 0) - new, at, new > 0)
+        filled += tl.sum(new, 0)
+        tl.debug_barrier()  # the next block reads the counts
+    tl.store(row + point_count + chunks, filled)
+
+
+@_gpu.kernel
+def _pool_kernel(
+    features, workspace, lists, pooled, argmax, first_roi, point_count, chunks, stride, cells, slots, channels,
+    AVERAGE: tl.constexpr, REAL: tl.constexpr, PARTS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0) // PARTS
+    row = workspace + r.to(tl.int64) * stride
+    filled = tl.load(row + point_count + chunks)
+    for first in range((tl.program_id(0) % PARTS) * CELLS, filled, PARTS * CELLS):
+        j = first + tl.arange(0, CELLS)
+        at = tl.load(row + j, j < filled, 0)
+        v = (first_roi + r).to(tl.int64) * cells + at
+        entry = lists + v * slots
+        count = tl.load(entry, j < filled, 0)
+        longest = tl.max(count, 0)
+        for first_channel in range(0, channels, CHANNELS):
+            c = first_channel + tl.arange(0, CHANNELS)
+            out = v[:, None] * channels + c[None]
+            mask = (j < filled)[:, None] & (c < channels)[None]
+            value = tl.zeros((CELLS, CHANNELS), REAL)
+            winner = tl.full((CELLS, CHANNELS), -1, tl.int32)
+            if not AVERAGE:
+                value += float("-inf")
+            for slot in range(1, longest + 1):
+                listed = slot <= count
+                i = tl.load(entry + slot, listed, 0)
+                at_feature = features + i.to(tl.int64)[:, None] * channels + c[None]
+                if AVERAGE:
+                    value += tl.load(at_feature, listed[:, None] & mask, 0.0).to(REAL)
+                else:
+                    feature = tl.load(at_feature, listed[:, None] & mask, float("-inf")).to(REAL)
+                    better = feature > value
+                    value = tl.where(better, feature, value)
+                    winner = tl.where(better, i[:, None], winner)
+            if AVERAGE:
+                value = divide(value, tl.maximum(count, 1).to(REAL)[:, None])
+                tl.store(pooled + out, value.to(pooled.dtype.element_ty), mask)
+            else:
+                tl.store(pooled + out, value.to(pooled.dtype.element_ty), mask & (winner >= 0))
+                tl.store(argmax + out, winner, mask)
+
+
+@triton.jit
+def _power_of_2(exponent):
+    return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _shift(peak, bits):
+    """The power of two by which values up to `peak` (float64 bits) become integers of `bits` bits."""
+    return tl.minimum(bits - 1 - ((peak >> 52) - 1023), 900)
+
+
+@triton.jit
+def _add(target, peak, at, value, mask, bits, STEP: tl.constexpr, LIMBS: tl.constexpr):
+    """Add values to the targets `at`; several programs may add to one target at once.
+
+    FLOAT: in floats; the last bits of a sum depend on the order of its terms.
+    PEAK:  nothing yet, only note the largest magnitude that each target gets, as the bits of a float64.
+    FIXED: in integers scaled by that peak: the same sum in any order, and more bits than a float32 has (with a
+           second limb: than a float64). Where the peak is not finite, count infinities: +inf below bit 31,
+           -inf above it, NaN as both.
+    """
+    if STEP == 0:
+        tl.atomic_add(target + at, value, mask, sem="relaxed")
+    else:
+        value = value.to(tl.float64)
+        if STEP == 1:
+            tl.atomic_max(peak + at, tl.abs(value).to(tl.int64, bitcast=True), mask, sem="relaxed")
+        else:
+            top = tl.load(peak + at, mask, 0)
+            finite = top < 0x7FF0000000000000
+            scaled = tl.where(finite, value, 0.0) * _power_of_2(_shift(top, bits))
+            whole = scaled.to(tl.int64)
+            is_nan = value != value
+            infinite = (is_nan | (value == float("inf"))).to(tl.int64)
+            infinite += (is_nan | (value == float("-inf"))).to(tl.int64) << 31
+            tl.atomic_add(target + at * LIMBS, tl.where(finite, whole, infinite), mask, sem="relaxed")
+            if LIMBS == 2:
+                rest = (scaled - whole.to(tl.float64)) * _power_of_2(tl.full((), bits, tl.int64))
+                tl.atomic_add(target + at * LIMBS + 1, rest.to(tl.int64), mask, sem="relaxed")
+
+
+@_gpu.kernel
+def _finish_kernel(sums, peak, grad_in, size, bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    top = tl.load(peak + at, at < size, 0)
+    whole = tl.load(sums + at * LIMBS, at < size, 0)
+    shift = _shift(top, bits)
+    value = whole.to(tl.float64) * _power_of_2(-shift)
+    if LIMBS == 2:
+        value += tl.load(sums + at * LIMBS + 1, at < size, 0).to(tl.float64) * _power_of_2(-shift - bits)
+    else:
+        value = value.to(tl.float32)
+    plus = (whole & 0x7FFFFFFF) != 0
+    minus = (whole >> 31) != 0
+    infinite = tl.where(plus & minus, float("nan"), tl.where(plus, float("inf"), float("-inf")))
+    value = tl.where(top < 0x7FF0000000000000, value, infinite.to(value.dtype))
+    tl.store(grad_in + at, value.to(grad_in.dtype.element_ty), at < size)
+
+
+@_gpu.kernel
+def _scatter_max_kernel(
+    argmax, grad, target, peak, cells, points, channels, channel_blocks, bits,
+    REAL: tl.constexpr, STEP: tl.constexpr, LIMBS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    v = (tl.program_id(0) // channel_blocks).to(tl.int64) * CELLS + tl.arange(0, CELLS)
+    c = (tl.program_id(0) % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    mask = (v < cells)[:, None] & (c < channels)[None]
+    at = v[:, None] * channels + c[None]
+    winner = tl.load(argmax + at, mask, -1)
+    valid = (winner >= 0) & (winner < points)
+    if tl.max(tl.max(valid.to(tl.int32), 1), 0) > 0:  # most blocks of cells are empty
+        value = tl.load(grad + at, valid, 0.0).to(REAL)
+        _add(target, peak, winner.to(tl.int64) * channels + c[None], value, valid, bits, STEP, LIMBS)
+
+
+@_gpu.kernel
+def _scatter_avg_kernel(
+    lists, grad, target, peak, cells, slots, points, channels, bits,
+    REAL: tl.constexpr, STEP: tl.constexpr, LIMBS: tl.constexpr,
+    CELLS: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * CELLS
+    lane = tl.arange(0, CELLS)
+    counts = tl.load(lists + (first + lane) * slots, first + lane < cells, 0)
+    counts = tl.where((counts > 0) & (counts < slots), counts, 0)
+    # Cells are few or many and their lists short or long: each filled one is walked by itself.
+    next_lane = tl.min(tl.where(counts > 0, lane, CELLS), 0)
+    while next_lane < CELLS:
+        count = tl.sum(tl.where(lane == next_lane, counts, 0), 0)
+        v = first + next_lane
+        for first_channel in range(0, channels, CHANNELS):
+            c = first_channel + tl.arange(0, CHANNELS)
+            value = tl.load(grad + v * channels + c, c < channels, 0.0).to(REAL)
+            share = divide(value, count.to(REAL))
+            for first_slot in range(0, count, SLOTS):
+                slot = first_slot + tl.arange(0, SLOTS)
+                i = tl.load(lists + v * slots + 1 + slot, slot < count, -1)
+                valid = ((i >= 0) & (i < points))[:, None] & (c < channels)[None]
+                shares = tl.broadcast_to(share[None], (SLOTS, CHANNELS))
+                _add(target, peak, i.to(tl.int64)[:, None] * channels + c[None], shares, valid, bits, STEP, LIMBS)
+        counts = tl.where(lane == next_lane, 0, counts)
+        next_lane = tl.min(tl.where(counts > 0, lane, CELLS), 0)
