@@ -21,8 +21,9 @@ CASES = [
     for sample in SAMPLES
     for backend in OPERATORS[sample.operator].backends
     for dtype in sample.dtypes
+    if not sample.gpu_only
     # Triton's interpreter is far too slow for network scales; the GPU itself is not.
-    if backend != "reference"
+    and backend != "reference"
     and (sample.scale != "network" or (dtype == sample.dtypes[0] and (backend, GPU) != ("gpu", "cpu")))
 ]  # fmt: skip
 

@@ -33,6 +33,7 @@ class Sample:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     gradcheck: bool = False  # small, and away from the places where the derivative jumps
     demo: bool = False  # shown by `triops demo`
+    gpu_only: bool = False  # too large for a CPU: left out where there is no GPU
 
     def __str__(self) -> str:
         return f"{self.operator}[{self.name}]"
@@ -68,7 +69,9 @@ def modules() -> list[ModuleType]:
 
 
 def all_samples() -> list[Sample]:
-    return [sample for module in modules() for sample in module.SAMPLES]
+    return [
+        sample for module in modules() for sample in module.SAMPLES if torch.cuda.is_available() or not sample.gpu_only
+    ]
 
 
 def all_bad_calls() -> list[BadCall]:

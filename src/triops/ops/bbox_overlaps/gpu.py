@@ -1,0 +1,302 @@
+"""bbox_overlaps on GPU: a run of column boxes stays in registers while row boxes pass by as scalars.
+
+The gradient takes two launches of one kernel, once for each set of boxes: every program owns the boxes it
+sums for, so there are no atomics and every run gives the same bits.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _gpu
+from triops._box.reference import compute_dtype
+from triops.ops.bbox_overlaps import batches, output_shape
+
+ALIGNED_BLOCK = _gpu.block(256, interpreted=4096)
+BACKWARD_OWN = _gpu.block(32, interpreted=128)  # boxes a program of the backward sums for
+BACKWARD_OTHERS = _gpu.block(32, interpreted=512)  # boxes it meets at a time
+BACKWARD_PROGRAMS = 1024  # enough to fill a GPU; fewer own boxes are then shared out
+
+
+def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
+    out = torch.empty(output_shape(bboxes1, bboxes2, aligned), dtype=bboxes1.dtype, device=bboxes1.device)
+    if out.numel() == 0:
+        return out
+    if aligned:
+        _aligned_kernel[(triton.cdiv(out.numel(), ALIGNED_BLOCK),)](
+            bboxes1.expand(*out.shape, 4).contiguous(), bboxes2.expand(*out.shape, 4).contiguous(), out, out.numel(),
+            IOF=mode == "iof", OFFSET=offset, BLOCK=ALIGNED_BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
+    lead, (count1, count2) = out.shape[:-2], out.shape[-2:]
+    boxes1, stride1 = _batches(bboxes1, lead)
+    boxes2, stride2 = _batches(bboxes2, lead)
+    rows, columns, warps = _tile(out.dtype, count1, count2)
+    row_tiles, column_tiles = triton.cdiv(count1, rows), triton.cdiv(count2, columns)
+    unit = math.gcd(count2, 16)
+    _overlaps_kernel[(lead.numel() * row_tiles * column_tiles,)](
+        boxes1, boxes2, out, stride1, stride2, count1, count2 // unit, row_tiles, column_tiles,
+        UNIT=unit, IOF=mode == "iof", OFFSET=offset, ROWS=rows, COLUMNS=columns,
+        num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
+    if grad.numel() == 0:
+        return torch.zeros_like(bboxes1), torch.zeros_like(bboxes2)
+    real = compute_dtype(grad.dtype)
+    if aligned:
+        grad1, grad2 = torch.empty((2, *grad.shape, 4), dtype=real, device=grad.device)
+        _aligned_backward_kernel[(triton.cdiv(grad.numel(), ALIGNED_BLOCK),)](
+            grad.contiguous(), bboxes1.expand(*grad.shape, 4).contiguous(), bboxes2.expand(*grad.shape, 4).contiguous(),
+            grad1, grad2, grad.numel(),
+            IOF=mode == "iof", OFFSET=offset, BLOCK=ALIGNED_BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    else:
+        lead, (count1, count2) = grad.shape[:-2], grad.shape[-2:]
+        grad = grad.reshape(-1, count1, count2)
+        boxes1, boxes2 = _batches(bboxes1, lead), _batches(bboxes2, lead)
+        by_batch, by_row, by_column = grad.stride()
+        grad1 = _gradient(
+            grad, boxes1, boxes2, (by_batch, by_row, by_column), count1, count2, 0 if mode == "iof" else 2, offset
+        )
+        grad2 = _gradient(
+            grad, boxes2, boxes1, (by_batch, by_column, by_row), count2, count1, 1 if mode == "iof" else 2, offset
+        )
+        grad1, grad2 = grad1.view(*lead, count1, 4), grad2.view(*lead, count2, 4)
+    return tuple(g.sum_to_size(b.shape).to(b.dtype).contiguous() for g, b in ((grad1, bboxes1), (grad2, bboxes2)))
+
+
+def _gradient(grad, own, others, strides, own_count, other_count, area, offset):
+    """The gradient of one set, [B, own_count, 4]. `area`: whose area is the base: 0 own, 1 the other's, 2 both."""
+    batch = grad.shape[0]
+    own_tiles = triton.cdiv(own_count, BACKWARD_OWN)
+    other_tiles = triton.cdiv(other_count, BACKWARD_OTHERS)
+    parts = min(triton.cdiv(BACKWARD_PROGRAMS, batch * own_tiles), other_tiles)
+    share = triton.cdiv(other_tiles, parts) * BACKWARD_OTHERS
+    out = torch.empty((parts, batch, own_count, 4), dtype=compute_dtype(grad.dtype), device=grad.device)
+    _backward_kernel[(parts * batch * own_tiles,)](
+        grad, own[0], others[0], out, own[1], others[1], *strides, batch, own_count, other_count, own_tiles, share,
+        AREA=area, OFFSET=offset, OWN=BACKWARD_OWN, OTHERS=BACKWARD_OTHERS,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out[0] if parts == 1 else out.sum(0)
+
+
+def _batches(bboxes, lead):
+    """[B, rows, 4] in one piece, and how many elements lie between batches: 0 where all share one."""
+    if bboxes.dim() == 2:
+        return bboxes.contiguous(), 0
+    bboxes = batches(bboxes, lead).contiguous()
+    return bboxes, bboxes.stride(0) if bboxes.shape[0] > 1 else 0
+
+
+def _tile(dtype, count1, count2):
+    """Rows and columns of a program, and its warps."""
+    if _gpu.INTERPRETED:
+        return 64, 1024, 1
+    if count2 <= 256:
+        return 16, 256, 1
+    return (16, 512, 1) if dtype.itemsize == 2 else (8, 1024, 2)
+
+
+@triton.jit
+def _load_boxes(boxes, i, mask, REAL: tl.constexpr):
+    """x1, y1, x2, y2. A box that is not finite becomes one that meets no other."""
+    fields = tl.load(boxes + i[:, None] * 4 + tl.arange(0, 4)[None, :], mask[:, None], 0.0).to(REAL)
+    x, y = tl.split(tl.reshape(fields, (fields.shape[0], 2, 2)))
+    x1, x2 = tl.split(x)
+    y1, y2 = tl.split(y)
+    return _meetable(x1, y1, x2, y2)
+
+
+@triton.jit
+def _meetable(x1, y1, x2, y2):
+    finite = ((x1 - x1) + (y1 - y1)) + ((x2 - x2) + (y2 - y2)) == 0
+    x1, x2 = tl.where(finite, x1, float("inf")), tl.where(finite, x2, float("-inf"))
+    return x1, tl.where(finite, y1, 0.0), x2, tl.where(finite, y2, 0.0)
+
+
+@triton.jit
+def _area(x1, y1, x2, y2, OFFSET: tl.constexpr):
+    """Never negative nor infinite where nothing is met, so that a ratio without overlap cannot turn positive."""
+    area = tl.abs((x2 - x1 + OFFSET) * (y2 - y1 + OFFSET))
+    return tl.where(x1 < float("inf"), area, 0.0)
+
+
+@triton.jit
+def _overlap(
+    x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, IOF: tl.constexpr, OFFSET: tl.constexpr
+):
+    width = tl.minimum(x2, other_x2) - tl.maximum(x1, other_x1)
+    height = tl.minimum(y2, other_y2) - tl.maximum(y1, other_y1)
+    if OFFSET:
+        width += OFFSET
+        height += OFFSET
+    # The height may stay negative: a ratio below 0 ends as 0 anyway.
+    inter = tl.maximum(width, 0.0) * height
+    base = area if IOF else (area + other_area) - inter
+    if OFFSET:
+        base = tl.maximum(base, OFFSET)
+    ratio = inter / base
+    return tl.where(ratio > 0, ratio, 0.0)  # also where it is no number
+
+
+@_gpu.kernel
+def _overlaps_kernel(
+    boxes1, boxes2, out, stride1, stride2, count1, units2, row_tiles, column_tiles,
+    UNIT: tl.constexpr, IOF: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    count2 = units2 * UNIT  # the compiler sees that rows start aligned, and stores 16 bytes at a time
+    tile = tl.program_id(0)
+    row_tile = tile % row_tiles
+    column_tile = tile // row_tiles % column_tiles
+    batch = (tile // row_tiles // column_tiles).to(tl.int64)
+    columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < count2
+    x1, y1, x2, y2 = _load_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
+    area = _area(x1, y1, x2, y2, OFFSET)
+    first = row_tile * ROWS
+    box = boxes1 + batch * stride1 + first.to(tl.int64) * 4
+    row = out + (batch * count1 + first) * count2
+    for _ in range(first, tl.minimum(first + ROWS, count1)):
+        a, b, c, d = tl.load(box), tl.load(box + 1), tl.load(box + 2), tl.load(box + 3)
+        a, b, c, d = _meetable(a.to(REAL), b.to(REAL), c.to(REAL), d.to(REAL))
+        overlap = _overlap(a, b, c, d, _area(a, b, c, d, OFFSET), x1, y1, x2, y2, area, IOF, OFFSET)
+        tl.store(row + columns, overlap.to(out.dtype.element_ty), inside)
+        box += 4
+        row += count2
+
+
+@_gpu.kernel
+def _aligned_kernel(
+    boxes1, boxes2, out, count,
+    IOF: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    a, b, c, d = _load_boxes(boxes1, i, inside, REAL)
+    x1, y1, x2, y2 = _load_boxes(boxes2, i, inside, REAL)
+    area1, area2 = _area(a, b, c, d, OFFSET), _area(x1, y1, x2, y2, OFFSET)
+    overlap = _overlap(a, b, c, d, area1, x1, y1, x2, y2, area2, IOF, OFFSET)
+    tl.store(out + i, overlap.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _share(low, high):
+    """How far `low` is the lesser of the two: 1 where it is, 1/2 where they are equal, else 0."""
+    return tl.where(low < high, 1.0, tl.where(low == high, 0.5, 0.0))
+
+
+@triton.jit
+def _slopes(
+    grad, x1, y1, x2, y2, other_x1, other_y1, other_x2, other_y2, AREA: tl.constexpr, OFFSET: tl.constexpr
+):  # fmt: skip
+    """Derivatives by the width and the height of the intersection, and by the areas; 0 where nothing overlaps."""
+    width = tl.minimum(x2, other_x2) - tl.maximum(x1, other_x1) + OFFSET
+    height = tl.minimum(y2, other_y2) - tl.maximum(y1, other_y1) + OFFSET
+    inter = width * height
+    area = _area(x1, y1, x2, y2, OFFSET)
+    other_area = _area(other_x1, other_y1, other_x2, other_y2, OFFSET)
+    if AREA == 0:
+        base = area + inter * 0
+    elif AREA == 1:
+        base = other_area + inter * 0
+    else:
+        base = (area + other_area) - inter
+    denominator = tl.where(base < OFFSET, OFFSET, base)
+    overlapping = (width >= 0) & (height >= 0) & (denominator > 0) & (denominator < float("inf"))
+    by_inter = tl.where(overlapping, grad / denominator, 0.0)
+    by_area = tl.where(overlapping & (base >= OFFSET), -(inter / denominator) * by_inter, 0.0)
+    if AREA == 2:
+        by_inter -= by_area
+    return tl.where(overlapping, by_inter * height, 0.0), tl.where(overlapping, by_inter * width, 0.0), by_area
+
+
+@triton.jit
+def _side(low, high, OFFSET: tl.constexpr):
+    """A box's width or height. One too long for a float counts as 0: its box has no gradient, and 0 * inf is NaN."""
+    side = high - low + OFFSET
+    return tl.where(tl.abs(side) < float("inf"), side, 0.0)
+
+
+@triton.jit
+def _store_gradient(out, i, mask, x1, y1, x2, y2):
+    tl.store(out + i * 4, x1, mask)
+    tl.store(out + i * 4 + 1, y1, mask)
+    tl.store(out + i * 4 + 2, x2, mask)
+    tl.store(out + i * 4 + 3, y2, mask)
+
+
+@_gpu.kernel
+def _backward_kernel(
+    grad, own, others, out, own_stride, other_stride, by_batch, by_own, by_other,
+    batches, own_count, other_count, own_tiles, share,
+    AREA: tl.constexpr, OFFSET: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """A program sums for OWN boxes over a share of the others; AREA as in `_gradient`."""
+    REAL: tl.constexpr = out.dtype.element_ty
+    tile = tl.program_id(0)
+    part = (tile // own_tiles // batches).to(tl.int64)
+    batch = (tile // own_tiles % batches).to(tl.int64)
+    i = (tile % own_tiles).to(tl.int64) * OWN + tl.arange(0, OWN)
+    own_inside = i < own_count
+    x1, y1, x2, y2 = _load_boxes(own + batch * own_stride, i, own_inside, REAL)
+    width, height = _side(x1, x2, OFFSET)[:, None], _side(y1, y2, OFFSET)[:, None]
+    sum_x1 = tl.zeros((OWN, OTHERS), REAL)
+    sum_y1 = tl.zeros((OWN, OTHERS), REAL)
+    sum_x2 = tl.zeros((OWN, OTHERS), REAL)
+    sum_y2 = tl.zeros((OWN, OTHERS), REAL)
+    for start in range(part * share, tl.minimum((part + 1) * share, other_count), OTHERS):
+        j = start + tl.arange(0, OTHERS)
+        inside = own_inside[:, None] & (j < other_count)[None, :]
+        slope = tl.load(grad + batch * by_batch + i[:, None] * by_own + j[None, :] * by_other, inside, 0.0).to(REAL)
+        a, b, c, d = _load_boxes(others + batch * other_stride, j, j < other_count, REAL)
+        a, b, c, d = a[None, :], b[None, :], c[None, :], d[None, :]
+        by_width, by_height, by_area = _slopes(
+            slope, x1[:, None], y1[:, None], x2[:, None], y2[:, None], a, b, c, d, AREA, OFFSET
+        )
+        if AREA == 1:
+            by_area = tl.zeros_like(by_area)
+        sum_x1 -= by_width * _share(a, x1[:, None]) + by_area * height
+        sum_y1 -= by_height * _share(b, y1[:, None]) + by_area * width
+        sum_x2 += by_width * _share(x2[:, None], c) + by_area * height
+        sum_y2 += by_height * _share(y2[:, None], d) + by_area * width
+    out += (part * batches + batch) * own_count * 4
+    _store_gradient(out, i, own_inside, tl.sum(sum_x1, 1), tl.sum(sum_y1, 1), tl.sum(sum_x2, 1), tl.sum(sum_y2, 1))
+
+
+@_gpu.kernel
+def _aligned_backward_kernel(
+    grad, boxes1, boxes2, grad1, grad2, count,
+    IOF: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = grad1.dtype.element_ty
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    x1, y1, x2, y2 = _load_boxes(boxes1, i, inside, REAL)
+    a, b, c, d = _load_boxes(boxes2, i, inside, REAL)
+    slope = tl.load(grad + i, inside, 0.0).to(REAL)
+    AREA: tl.constexpr = 0 if IOF else 2
+    by_width, by_height, by_area = _slopes(slope, x1, y1, x2, y2, a, b, c, d, AREA, OFFSET)
+    side_x, side_y = by_area * _side(y1, y2, OFFSET), by_area * _side(x1, x2, OFFSET)
+    _store_gradient(
+        grad1, i, inside,
+        -(by_width * _share(a, x1) + side_x), -(by_height * _share(b, y1) + side_y),
+        by_width * _share(x2, c) + side_x, by_height * _share(y2, d) + side_y,
+    )  # fmt: skip
+    if IOF:
+        by_area = tl.zeros_like(by_area)
+    side_x, side_y = by_area * _side(b, d, OFFSET), by_area * _side(a, c, OFFSET)
+    _store_gradient(
+        grad2, i, inside,
+        -(by_width * _share(x1, a) + side_x), -(by_height * _share(y1, b) + side_y),
+        by_width * _share(c, x2) + side_x, by_height * _share(d, y2) + side_y,
+    )  # fmt: skip
