@@ -68,8 +68,9 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
         grad1 = torch.zeros(lead.numel(), rows, 4, dtype=real)
         partial2 = torch.empty(lead.numel(), parts, columns, 4, dtype=real)
         grain = max(1, BACKWARD_GRAIN // (-(-rows // parts) * columns))
-        run(_tiles_backward, lead.numel() * parts, grain, grad_bits.reshape(-1, rows, columns), boxes1, boxes2, *options,
-            as_numpy(grad1), as_numpy(partial2))  # fmt: skip
+        grad_bits = grad_bits.reshape(-1, rows, columns)
+        sums = as_numpy(grad1), as_numpy(partial2)
+        run(_tiles_backward, lead.numel() * parts, grain, grad_bits, boxes1, boxes2, *options, *sums)
         grad1, grad2 = grad1.view(*lead, rows, 4), partial2.sum(1).view(*lead, columns, 4)
     return tuple(
         g.sum_to_size(b.shape).to(b.dtype).contiguous() for g, b in ((grad1, bboxes1), (grad2, bboxes2))

@@ -42,8 +42,8 @@ def _degenerate(mode: str, aligned: bool, offset: int) -> _Make:
         boxes = torch.tensor(
             [
                 [0.0, 0, 0, 0], [5, 5, 5, 5], [5, 5, 5, 9], [5, 5, 9, 5], [9, 9, 5, 5], [9, 5, 5, 9], [5, 9, 9, 5],
-                [5, 5, 9, 9], [5, 5, 9, 9], [9, 9, 12, 12], [6, 6, 7, 7], [0, 0, 1, 1], [5.5, 5, 5, 9], [-3, -3, -1, -1],
-                [8, 8, 7.5, 7.5],
+                [5, 5, 9, 9], [5, 5, 9, 9], [9, 9, 12, 12], [6, 6, 7, 7], [0, 0, 1, 1], [5.5, 5, 5, 9],
+                [-3, -3, -1, -1], [8, 8, 7.5, 7.5],
             ]
         )  # fmt: skip
         first, second = (
@@ -120,7 +120,8 @@ _FORWARD = [
     Sample("bbox_overlaps", "0 batches", _random((0, 5), (3,)), "boundary"),
     Sample("bbox_overlaps", "0 aligned", _random((0,), (0,), aligned=True), "boundary"),
     Sample("bbox_overlaps", "1 aligned", _random((1,), (1,), aligned=True), "boundary"),
-    *(Sample("bbox_overlaps", f"{n} aligned", _random((n,), (n,), aligned=True, seed=n), "boundary") for n in (255, 257)),
+    Sample("bbox_overlaps", "255 aligned", _random((255,), (255,), aligned=True), "boundary"),
+    Sample("bbox_overlaps", "257 aligned", _random((257,), (257,), aligned=True), "boundary"),
     *(
         Sample("bbox_overlaps", f"degenerate {mode} offset {o}", _degenerate(mode, False, o), "boundary")
         for mode in ("iou", "iof") for o in (0, 1)
@@ -184,12 +185,12 @@ BAD_CALLS = [
     _bad("leading dimensions that do not broadcast", ValueError, "do not broadcast", torch.zeros(2, 3, 4),
          torch.zeros(3, 5, 4)),
     _bad("integer boxes", TypeError, "bboxes1 must be float32.*got int64", _ONE.long(), _TWO.long()),
-    _bad("complex boxes", TypeError, "bboxes1 must be float32.*got complex64", _ONE.cfloat(), _TWO.cfloat()),
+    _bad("complex boxes", TypeError, "bboxes1 must be float32.*got complex64", _ONE + 0j, _TWO + 0j),
     _bad("unequal dtypes", TypeError, "bboxes1 float32, bboxes2 float16", _ONE, _TWO.half()),
     _bad("unequal devices", ValueError, "bboxes2 on meta", _ONE, _TWO.to("meta")),
     _bad("a list", TypeError, "bboxes1 must be a Tensor, got list", [[0.0, 0, 1, 1]], _TWO),
     _bad("None", TypeError, "bboxes2 must be a Tensor, got NoneType", _ONE, None),
-    _bad_backward("gradient of another shape", ValueError, r"shape of the overlaps \[3, 3\], got \[3\]", torch.zeros(3)),
+    _bad_backward("gradient of another shape", ValueError, r"the overlaps \[3, 3\], got \[3\]", torch.zeros(3)),
     _bad_backward("gradient of another dtype", TypeError, "grad float64, bboxes1 float32", torch.zeros(3, 3).double()),
     _bad_backward("gradient on another device", ValueError, "grad on meta", torch.zeros(3, 3, device="meta")),
 ]  # fmt: skip
