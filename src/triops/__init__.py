@@ -1,7 +1,21 @@
 """Operators for detection on points, voxels and boxes: Numba on CPU, Triton on GPU, plain torch everywhere."""
 
 from triops._op import reference_backend
+from triops.ops.bbox_overlaps import bbox_overlaps
+from triops.ops.border_align import border_align, border_align_backward, border_align_forward
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
+from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 
 __version__ = "0.1.0"
-__all__ = ["points_in_boxes", "points_in_boxes_all", "reference_backend"]
+__all__ = [
+    "bbox_overlaps",
+    "border_align",
+    "border_align_backward",
+    "border_align_forward",
+    "points_in_boxes",
+    "points_in_boxes_all",
+    "reference_backend",
+    "roiaware_pool3d",
+    "roiaware_pool3d_backward",
+    "roiaware_pool3d_forward",
+]
