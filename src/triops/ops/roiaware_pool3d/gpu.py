@@ -23,6 +23,8 @@ CHUNKS = 64  # the points are cut into at most so many chunks, of at least
 POINTS = 1024
 FILL = _gpu.block(2048, interpreted=2**18)  # elements of the empty result written at a time
 FILL_PROGRAMS = _gpu.block(2048, interpreted=1)
+LISTED = _gpu.block(64, interpreted=512)  # points of a RoI filed at a time
+POOLED, POOL_PROGRAMS = 16, 8  # cells pooled at a time, programs a RoI
 
 FLOAT, PEAK, FIXED = 0, 1, 2  # what `_add` does
 
@@ -60,14 +62,14 @@ def roiaware_pool3d_forward(
         _list_kernel[(now,)](
             rois, points, workspace, lists, first, total, chunk, chunks, stride,
             out_x, out_y, out_z, max_points_per_voxel, margin_bits,
-            BOTTOM=bottom, REAL=real, CHUNKS=CHUNKS, BLOCK=_gpu.block(64, interpreted=512),
+            BOTTOM=bottom, REAL=real, CHUNKS=CHUNKS, BLOCK=LISTED,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if channels > 0:
-            _pool_kernel[(now * 8,)](
+            _pool_kernel[(now * POOL_PROGRAMS,)](
                 features, workspace, lists, pooled, argmax, first, total, chunks, stride,
                 cells, max_points_per_voxel, channels,
-                AVERAGE=mode == "avg", REAL=_real(features), PARTS=8, CELLS=16,
+                AVERAGE=mode == "avg", REAL=_real(features), PARTS=POOL_PROGRAMS, CELLS=POOLED,
                 CHANNELS=min(triton.next_power_of_2(channels), 128), num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     return pooled, argmax, lists
