@@ -21,7 +21,7 @@ def draw_scene(points: Tensor, boxes: Tensor, index: Tensor, path: Path) -> None
     figure, axes = plt.subplots(figsize=(10, 10), facecolor="white")
     axes.scatter(points[~held, 0], points[~held, 1], s=0.15, c="#b8bec6", linewidths=0)
     colours = plt.get_cmap("tab20")(index[held].numpy() % 20)
-    axes.scatter(points[held, 0], points[held, 1], s=1.5, c=colours, linewidths=0)
+    axes.scatter(points[held, 0], points[held, 1], s=4, c=colours, linewidths=0)
     for t, (x, y, _, dx, dy, _, heading) in enumerate(boxes.tolist()):
         colour = plt.get_cmap("tab20")(t % 20)
         corners = torch.tensor([[1, 1], [1, -1], [-1, -1], [-1, 1], [1, 1]]) * torch.tensor([dx, dy]) / 2
