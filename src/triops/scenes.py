@@ -72,6 +72,51 @@ def uniform_points(count: int, *, seed: int = 0, extent: float = 75.0) -> Tensor
     return torch.from_numpy(np.random.default_rng(seed).uniform(low, high, (count, 3)).astype(np.float32))
 
 
+def lidar_sites(
+    count: int, spatial_shape: tuple[int, int, int], batch: int = 1, *, seed: int = 0, reach: float = 0.5,
+    roughness: float = 0.012,
+) -> Tensor:  # fmt: skip
+    """Distinct occupied voxels of `batch` sweeps: int32 [count, 4] of (b, z, y, x), in order of arrival.
+
+    A rough ground disc that thins out with distance, and walls on it. `reach` is the radius of the disc and
+    `roughness` the ground's spread in z, both as a share of the grid: a smaller reach packs the sites closer.
+
+    >>> lidar_sites(1000, (41, 1440, 1440), batch=2).shape
+    torch.Size([1000, 4])
+    """
+    random = np.random.default_rng(seed)
+    _, height, width = spatial_shape
+    samples = []
+    for b in range(batch):
+        wanted = count // batch + (b < count % batch)
+        walls = 60
+        wall_centre = 0.5 + random.uniform(-0.8, 0.8, (walls, 2)) * reach
+        wall_angle = random.uniform(0, np.pi, walls)
+        wall_length = random.uniform(0.3, 1, walls) * 0.12 * reach
+        wall_height = random.uniform(0.3, 1, walls) * 0.3
+        keys = np.empty(0, np.int64)
+        first = np.empty(0, np.int64)
+        while len(first) < wanted:
+            n = wanted
+            distance, azimuth = reach * random.random(n), random.uniform(-np.pi, np.pi, n)
+            x, y = 0.5 + distance * np.cos(azimuth), 0.5 + distance * np.sin(azimuth)
+            z = 0.2 + 0.03 * np.sin(9 * x) * np.cos(7 * y) + random.normal(0, roughness, n)
+            wall, along = random.integers(0, walls, n), random.uniform(-1, 1, n)
+            on_wall = random.random(n) < 0.6
+            x = np.where(on_wall, wall_centre[wall, 0] + along * wall_length[wall] * np.cos(wall_angle[wall]), x)
+            y = np.where(on_wall, wall_centre[wall, 1] + along * wall_length[wall] * np.sin(wall_angle[wall]), y)
+            z = np.where(on_wall, 0.2 + random.random(n) * wall_height[wall], z)
+            position = np.stack([z, y, x], 1)
+            position = position[((position >= 0) & (position < 1)).all(1)]
+            cell = (position * spatial_shape).astype(np.int64)
+            keys = np.concatenate([keys, (cell[:, 0] * height + cell[:, 1]) * width + cell[:, 2]])
+            first = np.unique(keys, return_index=True)[1]
+        keys = keys[np.sort(first)[:wanted]]
+        columns = [np.full(wanted, b), keys // (height * width), keys // width % height, keys % width]
+        samples.append(np.stack(columns, 1))
+    return torch.from_numpy(np.concatenate(samples).astype(np.int32))
+
+
 def _hit_box(box: np.ndarray, azimuth: np.ndarray, cos_e: np.ndarray, sin_e: np.ndarray, distance: np.ndarray) -> None:
     """Shorten `distance` [azimuths, beams] of the rays that meet the box. Only columns that can meet it are touched."""
     cx, cy, cz, dx, dy, dz, heading = box
