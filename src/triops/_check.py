@@ -38,6 +38,8 @@ class Checker:
 
     def shape(self, name: str, tensor: Tensor, *pattern: int | str) -> None:
         """`pattern` holds one entry a dimension: a number, or a name that must mean one size everywhere."""
+        if tensor.layout != torch.strided:
+            self.fail(f"{name} must be a dense tensor, got one of layout {tensor.layout}")
         got = tensor.shape
         if len(got) == len(pattern):
             for size, want in zip(got, pattern, strict=True):
@@ -78,7 +80,7 @@ class Checker:
             self.fail(f"{name} must be {_one_of(map(repr, options))}, got {value!r}")
 
     def finite(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
+        if not (math.isfinite(value) and abs(value) < 1e38):  # float32 kernels must be able to hold it
             self.fail(f"{name} must be finite, got {value}")
 
     def at_least(self, name: str, value: int | float, least: int | float) -> None:
