@@ -11,6 +11,8 @@ from torch import Tensor
 from triops import _check, _op
 from triops.ops.border_align import reference
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def border_align(input: Tensor, boxes: Tensor, pool_size: int) -> Tensor:
     """Maximum of `pool_size + 1` bilinear samples along the top, left, bottom and right border of each box.
@@ -107,8 +109,8 @@ def _check_forward(input: Tensor, boxes: Tensor, pool_size: int) -> None:
     c.shape("boxes", boxes, "N", "K", 4)
     if input.shape[1] % 4 != 0:
         c.fail(f"input must have a multiple of 4 channels (top, left, bottom, right), got {input.shape[1]}")
-    c.dtype("input", input, _check.FLOATS)
-    _check_boxes(c, boxes, input=input)
+    _check_dtypes(c, "input", input, boxes)
+    c.same_device(input=input, boxes=boxes)
     _check_pool_size(c, pool_size)
 
 
@@ -119,19 +121,18 @@ def _check_backward(
     c.shape("grad_output", grad_output, "N", "C", "K", 4)
     c.shape("boxes", boxes, "N", "K", 4)
     c.shape("argmax", argmax, "N", "C", "K", 4)
-    c.dtype("grad_output", grad_output, _check.FLOATS)
+    _check_dtypes(c, "grad_output", grad_output, boxes)
     c.dtype("argmax", argmax, (torch.int32,))
-    _check_boxes(c, boxes, grad_output=grad_output, argmax=argmax)
+    c.same_device(grad_output=grad_output, boxes=boxes, argmax=argmax)
     c.at_least("height", height, 0)
     c.at_least("width", width, 0)
     _check_pool_size(c, pool_size)
 
 
-def _check_boxes(c: _check.Checker, boxes: Tensor, **others: Tensor) -> None:
-    features = next(iter(others.values()))
-    if not (boxes.dtype == torch.float32 and features.dtype in (torch.float16, torch.bfloat16)):
-        c.same_dtype(**{next(iter(others)): features, "boxes": boxes})
-    c.same_device(boxes=boxes, **others)
+def _check_dtypes(c: _check.Checker, name: str, tensor: Tensor, boxes: Tensor) -> None:
+    c.dtype(name, tensor, _check.FLOATS)
+    if boxes.dtype != tensor.dtype and not (boxes.dtype == torch.float32 and tensor.dtype in HALVES):
+        c.same_dtype(**{name: tensor, "boxes": boxes})
 
 
 def _check_pool_size(c: _check.Checker, pool_size: int) -> None:

@@ -8,8 +8,8 @@ the results are turned back: gathering single pixels out of planes costs ten tim
 Backward: each output adds its four corner weights with one wide atomic to a scratch that keeps, for every
 pixel, four sums (its own and those of its right, lower and lower right neighbours); a second pass adds the
 four that meet in a pixel. The scratch is cleared and used again for one group of channels after the other.
-Under `torch.use_deterministic_algorithms` one program walks all boxes of a block of channels in order, and
-an address is only ever written by one thread.
+Under `torch.use_deterministic_algorithms` one program walks all boxes for an edge and a block of channels in
+order, and an address is only ever written by one thread.
 """
 
 import torch
@@ -30,7 +30,7 @@ SECOND_LEVEL_CACHE = 64 * 2**20  # a map beyond this is read in order of the box
 MANY_BOXES = 1024  # fewer boxes than this are not worth ordering
 BINS = 256  # of that order
 BYTE_STEPS = 256  # numbers of steps that travel as bytes while results lie channels-last
-SCRATCH = 192 * 2**20  # bytes the backward's scratch may take, unless one channel of one image needs more
+SCRATCH = 250 * 2**20  # bytes the backward's scratch may take, unless one channel of one image needs more
 
 
 def border_align_forward(input, boxes, pool_size):
@@ -54,7 +54,7 @@ def border_align_forward(input, boxes, pool_size):
 
 def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
     check_argmax_if_strict(argmax, pool_size)
-    batch, channels, total = grad_output.shape[:3]
+    batch, channels = grad_output.shape[:2]
     grad = empty_like_format((batch, 4 * channels, height, width), grad_output.dtype, argmax)
     if grad.numel() == 0 or grad_output.numel() == 0:
         return grad.zero_()
@@ -75,19 +75,11 @@ def _align(input, boxes, pool_size, output, argmax):
     batch, channels, height, width = input.shape[0], input.shape[1] // 4, input.shape[2], input.shape[3]
     total = boxes.shape[1]
     size = input.element_size()
-    order = boxes
-    in_order = batch * 4 * channels * height * width * size > SECOND_LEVEL_CACHE and total >= MANY_BOXES
-    if in_order:
-        order = _order_by_fixed_coordinate(boxes, height, width)
-        box_block, channel_block, boxes_a_program, warps, unroll = 32, 32, 128, 8, 2
-    elif size == 2 and total >= MANY_BOXES:
-        box_block, channel_block, boxes_a_program, warps, unroll = 4, 256, 4, 4, 1
-    else:
-        box_block, channel_block, boxes_a_program, warps, unroll = 8, 128, 8, 4, 2
-    if _gpu.INTERPRETED:
-        box_block, boxes_a_program, unroll = 64, 64, 1
-    channel_block = min(channel_block, triton.next_power_of_2(channels))
-    chunks, channel_blocks = triton.cdiv(total, boxes_a_program), triton.cdiv(channels, channel_block)
+    in_order = input.numel() * size > SECOND_LEVEL_CACHE and total >= MANY_BOXES
+    order = _order_by_fixed_coordinate(boxes, height, width) if in_order else boxes
+    box_block, channel_block, boxes_a_program, warps, unroll = _forward_blocks(size, in_order)
+    channel_block = min(channel_block, 1 << (channels - 1).bit_length())
+    chunks, channel_blocks = _ceil_div(total, boxes_a_program), _ceil_div(channels, channel_block)
     image_stride, _, row_stride, column_stride = input.stride()
     _align_kernel[(batch * 4 * channel_blocks * chunks,)](
         input, boxes, order, output, argmax,
@@ -98,13 +90,22 @@ def _align(input, boxes, pool_size, output, argmax):
     )  # fmt: skip
 
 
+def _forward_blocks(element_size, in_order):
+    """Boxes and channels of a tile, boxes of a program, warps, unrolled steps; the fastest tried on an H200."""
+    if _gpu.INTERPRETED:
+        return 64, 128, 64, 4, 1
+    if in_order:
+        return 32, 32, 128, 8, 2
+    return (4, 256, 4, 4, 2) if element_size == 2 else (4, 128, 4, 4, 2)
+
+
 def _order_by_fixed_coordinate(boxes, height, width):
     """int32 [N, 4, K]: for each edge the boxes by the row or column it lies in. Order within one does not matter."""
     batch, total = boxes.shape[:2]
     order = torch.empty((batch, 4, total), dtype=torch.int32, device=boxes.device)
     counts = torch.zeros((batch, 4, 2, BINS), dtype=torch.int32, device=boxes.device)
     block = 256
-    blocks = triton.cdiv(total, block)
+    blocks = _ceil_div(total, block)
     _count_kernel[(batch * 4 * blocks,)](
         boxes, counts, total, height, width, blocks, BLOCK=block, BINS=BINS, num_warps=4
     )
@@ -116,7 +117,7 @@ def _order_by_fixed_coordinate(boxes, height, width):
 
 def _turn(source, target, batch, rows, columns, second_source=None, second_target=None):
     """[batch, rows, columns] -> [batch, columns, rows], and a second pair in the same launch."""
-    row_blocks, column_blocks = triton.cdiv(rows, TURN), triton.cdiv(columns, TURN)
+    row_blocks, column_blocks = _ceil_div(rows, TURN), _ceil_div(columns, TURN)
     two = second_source is not None
     _turn_kernel[(batch * row_blocks * column_blocks,)](
         source, target, second_source if two else source, second_target if two else target,
@@ -127,25 +128,19 @@ def _turn(source, target, batch, rows, columns, second_source=None, second_targe
 def _accumulate(grad_output, boxes, argmax, pool_size, grad, channels_last):
     batch, channels, total = grad_output.shape[:3]
     height, width = grad.shape[2:]
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if channels_last:
-        row_block, channel_block, warps = 16, 32, 4
-        x_block, y_block, sum_channels, sum_warps = 4, 25, 32, 2
-        image_step, row_step, channel_step = 4 * total * channels, channels, 1
-    else:
-        row_block, channel_block, warps = 128, 1, 2
-        x_block, y_block, sum_channels, sum_warps = 64, 13, 1, 1
-        image_step, row_step, channel_step = 4 * total * channels, 1, 4 * total
-    if _gpu.INTERPRETED:
-        row_block, channel_block, x_block, y_block, sum_channels = 64, 32, 16, 64, 32
-    rows_a_program = row_block
-    if deterministic:
-        row_block, channel_block, warps, rows_a_program = 1, 32, 1, 4 * total
+    row_block, channel_block, warps = _scatter_blocks(channels_last)
+    x_block, y_block, sum_channels, sum_warps = _sum_blocks(channels_last)
+    image_step = 4 * total * channels
+    row_step, channel_step = (channels, 1) if channels_last else (1, 4 * total)
+    row_blocks = _ceil_div(4 * total, row_block)
+    first_step, span, next_step = row_block, row_block, row_block
+    if torch.are_deterministic_algorithms_enabled():
+        # One program an edge and block of channels, one box after the other.
+        row_block, channel_block, warps, row_blocks = 1, 32, 1, 4
+        first_step, span, next_step = 1, 4 * total, 4
 
     real = compute_dtype(grad.dtype)
-    images, group = _split(
-        batch, channels, 64 * height * width // (4 if real == torch.float32 else 2) * 4, channel_block
-    )
+    images, group = _split(batch, channels, 16 * height * width * real.itemsize, channel_block)
     scratch = None
     for image in range(0, batch, images):
         image_count = min(images, batch - image)
@@ -160,20 +155,38 @@ def _accumulate(grad_output, boxes, argmax, pool_size, grad, channels_last):
             else:
                 strides = 4 * count * height * width, count * height * width, height * width, width, 1
             wide = scratch.numel() >= 2**31
-            row_blocks, channel_blocks = triton.cdiv(4 * total, rows_a_program), triton.cdiv(count, channel_block)
+            channel_blocks = _ceil_div(count, channel_block)
             _scatter_kernel[(image_count * channel_blocks * row_blocks,)](
                 grad_output, boxes, argmax, scratch,
-                image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks, rows_a_program,
-                image_step, row_step, channel_step, *strides,
+                image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks,
+                first_step, span, next_step, image_step, row_step, channel_step, *strides,
                 WIDE=wide, ROWS=row_block, CHANNELS=channel_block, num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
-            x_blocks, y_blocks = triton.cdiv(width, x_block), triton.cdiv(height, y_block)
-            sum_blocks = triton.cdiv(4 * count, sum_channels)
+            x_blocks, y_blocks = _ceil_div(width, x_block), _ceil_div(height, y_block)
+            sum_blocks = _ceil_div(4 * count, sum_channels)
             _sum_kernel[(image_count * sum_blocks * x_blocks * y_blocks,)](
-                scratch, grad,
-                image, channel, count, channels, height, width, x_blocks, y_blocks, sum_blocks, *strides, *grad.stride(),
+                scratch, grad, image, channel, count, channels, height, width, x_blocks, y_blocks, sum_blocks,
+                *strides, *grad.stride(),
                 WIDE=wide, ROWS=y_block, COLUMNS=x_block, CHANNELS=sum_channels, num_warps=sum_warps,
             )  # fmt: skip
+
+
+def _scatter_blocks(channels_last):
+    """Rows (a box's edge) and channels of a tile, and warps; lanes lie along whichever is contiguous."""
+    if _gpu.INTERPRETED:
+        return 64, 32, 4
+    return (8, 32, 4) if channels_last else (64, 1, 1)
+
+
+def _sum_blocks(channels_last):
+    """Columns, rows and channels of a program, and warps."""
+    if _gpu.INTERPRETED:
+        return 16, 64, 32, 4
+    return (4, 13, 32, 2) if channels_last else (64, 13, 2, 2)
+
+
+def _ceil_div(a, b):
+    return -(-a // b)  # Triton's own takes 10 us on the host
 
 
 def _split(batch, channels, bytes_a_channel, channel_block):
@@ -182,8 +195,8 @@ def _split(batch, channels, bytes_a_channel, channel_block):
     images = max(1, min(batch, fit // min(channels, channel_block)))
     group = min(channels, fit // images)
     if group > channel_block:
-        groups = triton.cdiv(channels, group // channel_block * channel_block)
-        group = triton.cdiv(triton.cdiv(channels, groups), channel_block) * channel_block
+        groups = _ceil_div(channels, group // channel_block * channel_block)
+        group = _ceil_div(_ceil_div(channels, groups), channel_block) * channel_block
     return images, max(1, min(group, channels))
 
 
@@ -335,7 +348,7 @@ def _bin(boxes, total, height, width, blocks, BLOCK: tl.constexpr, BINS: tl.cons
 
 @_gpu.kernel
 def _count_kernel(boxes, counts, total, height, width, blocks, BLOCK: tl.constexpr, BINS: tl.constexpr):
-    list_number, k, mask, bin = _bin(boxes, total, height, width, blocks, BLOCK, BINS)
+    list_number, _, mask, bin = _bin(boxes, total, height, width, blocks, BLOCK, BINS)
     tl.atomic_add(counts + list_number * 2 * BINS + bin, 1, mask, sem="relaxed")
 
 
@@ -370,8 +383,9 @@ def _turn_kernel(
 @_gpu.kernel
 def _scatter_kernel(
     grad_output, boxes, argmax, scratch,
-    image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks, rows_a_program,
-    image_step, row_step, channel_step, scratch_n, scratch_e, scratch_c, scratch_y, scratch_x,
+    image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks,
+    first_step, span, next_step, image_step, row_step, channel_step,
+    scratch_n, scratch_e, scratch_c, scratch_y, scratch_x,
     WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Adds [own, right, lower, lower right] shares to the scratch [n, e, c, y, x, 4] of this group of channels."""
@@ -382,7 +396,7 @@ def _scatter_kernel(
     n, c = rest // channel_blocks, (rest % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)[None]
     read = (image + n).to(tl.int64) * image_step + (channel + c).to(tl.int64) * channel_step
     corner = tl.arange(0, 4)[None, None]
-    for first in range(row_block * rows_a_program, (row_block + 1) * rows_a_program, ROWS):
+    for first in range(row_block * first_step, row_block * first_step + span, next_step):
         row = first + tl.arange(0, ROWS)
         k, edge = row // 4, row % 4
         mask = k < total

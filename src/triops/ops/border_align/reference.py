@@ -117,10 +117,10 @@ def format_of(tensor: Tensor) -> torch.memory_format:
 
 def empty_like_format(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
     """An empty tensor [N, C, H, W] on the device of `like`, lying in memory as `like` does."""
-    n, c, h, w = shape
-    if format_of(like) == torch.channels_last:
-        return torch.empty((n, h, w, c), dtype=dtype, device=like.device).permute(0, 3, 1, 2)
-    return torch.empty((n, c, h, w), dtype=dtype, device=like.device)
+    if format_of(like) != torch.channels_last:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    _, c, h, w = shape
+    return torch.empty_strided(shape, (c * h * w, 1, c * w, c), dtype=dtype, device=like.device)
 
 
 def empty_outputs(input: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:

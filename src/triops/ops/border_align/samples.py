@@ -13,6 +13,7 @@ from triops.ops.border_align import border_align, border_align_backward
 from triops.ops.border_align.reference import compute_dtype
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
+Shape = tuple[int, int, int, int, int, int]  # N, C, H, W, K, pool size; C is that of one edge
 
 SEED_INPUT = [
     [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]],
@@ -27,14 +28,10 @@ SEED_BOXES = [
 ]  # fmt: skip
 
 
-def _maps(
-    batch: int, channels: int, height: int, width: int, boxes: int, pool_size: int, layout: str = "NCHW",
-    placed: str = "inside", seed: int = 0,
-) -> Make:  # fmt: skip
-    """Normal features under `boxes` boxes an image; `channels` is that of one edge, the C of [N, 4C, H, W].
-
-    placed: "inside" the map as a detector's boxes mostly are; "around" it, also inverted and far outside.
-    """
+def _maps(shape: Shape, layout: str = "NCHW", placed: str = "inside", seed: int = 0) -> Make:
+    """Normal features under boxes "inside" the map, as a detector's mostly are, or "around" it: also inverted
+    and far outside."""
+    batch, channels, height, width, boxes, pool_size = shape
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(seed)
@@ -44,19 +41,17 @@ def _maps(
             features = torch.randn(batch, 4 * channels, height, width, generator=g)
         size = torch.tensor([width, height]).float()
         corners = torch.rand(batch, boxes, 2, 2, generator=g)
-        if placed == "inside":
-            corners = corners.sort(2).values * (size - 1)
-        else:
-            corners = (corners * 4 - 1.5) * (size + 1)
+        inside, around = corners.sort(2).values * (size - 1), (corners * 4 - 1.5) * (size + 1)
+        corners = inside if placed == "inside" else around
         return features.to(dtype), corners.flatten(2).to(dtype), pool_size
 
     return make
 
 
-def _gradients(*shape: int, layout: str = "NCHW", placed: str = "inside", seed: int = 0) -> Make:
+def _gradients(shape: Shape, layout: str = "NCHW", placed: str = "inside", seed: int = 0) -> Make:
     """Of a forward call as in `_maps`, with steps drawn evenly, as normal features give them."""
-    forward = _maps(*shape, layout="NCHW", placed=placed, seed=seed)
     batch, channels, height, width, boxes, pool_size = shape
+    place = _maps((batch, 0, height, width, boxes, pool_size), "NCHW", placed, seed)
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(seed)
@@ -65,7 +60,7 @@ def _gradients(*shape: int, layout: str = "NCHW", placed: str = "inside", seed: 
         argmax = torch.randint(0, pool_size + 1, order, generator=g, dtype=torch.int32)
         if layout == "NHWC":
             grad_output, argmax = grad_output.permute(0, 3, 1, 2), argmax.permute(0, 3, 1, 2)
-        return grad_output, forward(dtype)[1], argmax, height, width, pool_size
+        return grad_output, place(dtype)[1], argmax, height, width, pool_size
 
     return make
 
@@ -113,7 +108,7 @@ def _not_finite_boxes(layout: str) -> Make:
     """Every field of a box is NaN or infinite once, beside one good box."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
-        features, _, _ = _maps(1, 5, 6, 7, 1, 3, layout, seed=8)(dtype)
+        features, _, _ = _maps((1, 5, 6, 7, 1, 3), layout, seed=8)(dtype)
         boxes = torch.tensor([1.0, 1.5, 4.0, 5.0]).repeat(1, 13, 1)
         for i, value in enumerate((float("inf"), float("-inf"), float("nan"))):
             for field in range(4):
@@ -124,7 +119,7 @@ def _not_finite_boxes(layout: str) -> Make:
 
 
 def _not_finite_features(dtype: torch.dtype) -> tuple[Any, ...]:
-    features, boxes, pool_size = _maps(1, 3, 6, 7, 9, 4, seed=9)(dtype)
+    features, boxes, pool_size = _maps((1, 3, 6, 7, 9, 4), seed=9)(dtype)
     for i, value in enumerate((float("inf"), float("-inf"), float("nan"))):
         features.view(-1)[i::37] = value
     return features, boxes, pool_size
@@ -146,23 +141,30 @@ def _backward_of(forward: Make) -> Make:
 
 
 _LAYOUTS = ("NCHW", "NHWC")
-_NETWORK = [(2, 256, 7, 10, 70, 10), (2, 256, 25, 38, 950, 10), (2, 128, 10, 7, 70, 10), (1, 16, 6, 7, 20, 1000)]
-_GENERAL = [(3, 1, 10, 10, 5, 8), (3, 102, 8, 10, 80, 2), (3, 2, 8, 100, 800, 1)]
-_BOUNDARY = [
+_LARGE: Shape = (2, 256, 100, 152, 15200, 10)
+_SMALL: Shape = (2, 5, 6, 7, 9, 3)
+_NETWORK: list[Shape] = [
+    (2, 256, 7, 10, 70, 10),
+    (2, 256, 25, 38, 950, 10),
+    (2, 128, 10, 7, 70, 10),
+    (1, 16, 6, 7, 20, 1000),
+]
+_GENERAL: list[Shape] = [(3, 1, 10, 10, 5, 8), (3, 102, 8, 10, 80, 2), (3, 2, 8, 100, 800, 1)]
+_BOUNDARY: list[Shape] = [
     (0, 2, 5, 5, 3, 2), (2, 0, 5, 5, 3, 2), (2, 2, 5, 5, 0, 2), (1, 2, 0, 5, 3, 2), (1, 2, 5, 0, 3, 2),
     (1, 1, 1, 1, 1, 1), (1, 3, 1, 9, 4, 2), (1, 3, 9, 1, 4, 2), (1, 31, 3, 4, 3, 2), (1, 32, 3, 4, 16, 2),
     (1, 33, 3, 4, 17, 2), (1, 65, 4, 3, 65, 1), (1, 2, 5, 300, 9, 3),
 ]  # fmt: skip
 
 
-def _describe(shape: tuple[int, ...], layout: str) -> str:
+def _describe(shape: Shape, layout: str) -> str:
     batch, channels, height, width, boxes, pool_size = shape
     return f"[{batch}, {4 * channels}, {height}, {width}] {layout}, {boxes} boxes, pool {pool_size}"
 
 
 # The largest map of a feature pyramid: for benchmarks on a GPU, too long for tests on a CPU.
 LARGE = [
-    Sample(operator, _describe((2, 256, 100, 152, 15200, 10), layout), make(2, 256, 100, 152, 15200, 10, layout=layout), "network")
+    Sample(operator, _describe(_LARGE, layout), make(_LARGE, layout=layout), "network")
     for operator, make in (("border_align_forward", _maps), ("border_align_backward", _gradients))
     for layout in _LAYOUTS
 ]  # fmt: skip
@@ -172,22 +174,22 @@ for _operator, _make in (("border_align_forward", _maps), ("border_align_backwar
     for _shape in _NETWORK:
         for _layout in _LAYOUTS:
             SAMPLES.append(
-                Sample(_operator, _describe(_shape, _layout), _make(*_shape, layout=_layout), "network",
+                Sample(_operator, _describe(_shape, _layout), _make(_shape, layout=_layout), "network",
                        demo=_shape == _NETWORK[1] and _layout == "NHWC")
             )  # fmt: skip
     for _layout in _LAYOUTS:
-        _small = (2, 5, 6, 7, 9, 3)
-        SAMPLES.append(Sample(_operator, _describe(_small, _layout), _make(*_small, layout=_layout)))
+        SAMPLES.append(Sample(_operator, _describe(_SMALL, _layout), _make(_SMALL, layout=_layout)))
         SAMPLES.append(
-            Sample(_operator, f"{_describe(_small, _layout)}, around the map",
-                   _make(*_small, layout=_layout, placed="around", seed=1))
+            Sample(_operator, f"{_describe(_SMALL, _layout)}, around the map",
+                   _make(_SMALL, layout=_layout, placed="around", seed=1))
         )  # fmt: skip
     for _i, _shape in enumerate(_GENERAL):
-        SAMPLES.append(Sample(_operator, _describe(_shape, _LAYOUTS[_i % 2]), _make(*_shape, layout=_LAYOUTS[_i % 2])))
+        SAMPLES.append(Sample(_operator, _describe(_shape, _LAYOUTS[_i % 2]), _make(_shape, layout=_LAYOUTS[_i % 2])))
     for _i, _shape in enumerate(_BOUNDARY):
         _layout = _LAYOUTS[_i % 2]
         SAMPLES.append(
-            Sample(_operator, _describe(_shape, _layout), _make(*_shape, layout=_layout, placed="around", seed=_i), "boundary")
+            Sample(_operator, _describe(_shape, _layout),
+                   _make(_shape, layout=_layout, placed="around", seed=_i), "boundary")
         )  # fmt: skip
 for _layout in _LAYOUTS:
     _special: dict[str, Make] = {
