@@ -99,7 +99,9 @@ def main(names: list[str]) -> int:
                     failures += 1
                     print(f"FAILED {name} {dtype} on {target.backend} {target.arch}: {error!r}"[:2000])
         seconds = time.perf_counter() - start
-        print(f"{target.backend} {target.arch}: {len(kernels)} kernels in {seconds:.1f} s: {', '.join(sorted(kernels))}")
+        print(
+            f"{target.backend} {target.arch}: {len(kernels)} kernels in {seconds:.1f} s: {', '.join(sorted(kernels))}"
+        )
     print(f"{len(samples)} operators, {failures} failures")
     return 1 if failures else 0
 

@@ -78,6 +78,4 @@ def _fake_all(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Te
 
 
 _points_in_boxes = _op.define(reference.points_in_boxes, check=_checker("points_in_boxes"), fake=_fake_first)
-_points_in_boxes_all = _op.define(
-    reference.points_in_boxes_all, check=_checker("points_in_boxes_all"), fake=_fake_all
-)
+_points_in_boxes_all = _op.define(reference.points_in_boxes_all, check=_checker("points_in_boxes_all"), fake=_fake_all)
