@@ -3,6 +3,7 @@
 from triops._op import reference_backend
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
+from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 
@@ -12,10 +13,12 @@ __all__ = [
     "border_align",
     "border_align_backward",
     "border_align_forward",
+    "get_indice_pairs",
     "points_in_boxes",
     "points_in_boxes_all",
     "reference_backend",
     "roiaware_pool3d",
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
+    "sparse_output_shape",
 ]
