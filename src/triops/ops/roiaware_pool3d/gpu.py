@@ -22,8 +22,9 @@ WORKSPACE = 32 * 2**20  # int32: one an RoI and point, so many RoIs on many poin
 CHUNKS = 64  # the points are cut into at most so many chunks, of at least
 POINTS = 1024
 FILL = _gpu.block(2048, interpreted=2**18)  # elements of the empty result written at a time
-FILL_PROGRAMS = _gpu.block(2048, interpreted=1)
-LISTED = _gpu.block(64, interpreted=512)  # points of a RoI filed at a time
+FILL_PROGRAMS = _gpu.block(4096, interpreted=1)
+LISTED = 256  # points of a RoI filed at a time, compared with so many of them at a time:
+LIST_TILE = _gpu.block(32, interpreted=256)
 POOLED, POOL_PROGRAMS = 16, 8  # cells pooled at a time, programs a RoI
 
 FLOAT, PEAK, FIXED = 0, 1, 2  # what `_add` does
@@ -40,37 +41,32 @@ def roiaware_pool3d_forward(
     lists = torch.empty((*shape, max_points_per_voxel), dtype=torch.int32, device=rois.device)
     if count == 0:
         return pooled, argmax, lists
-    chunk = max(POINTS, triton.next_power_of_2(triton.cdiv(total, CHUNKS)))
-    chunks = triton.cdiv(total, chunk)
-    stride = total + chunks + 1  # of a row of the workspace: points held, how many in each chunk, cells filled
-    round_size = max(1, min(count, WORKSPACE // stride))
-    workspace = torch.empty((round_size * stride,), dtype=torch.int32, device=rois.device)
+    chunk = max(POINTS, _gpu.next_power_of_2(_gpu.cdiv(total, CHUNKS)))
+    chunks = _gpu.cdiv(total, chunk)
+    row = total + chunks + 1  # of the workspace: see `_row`
+    round_size = max(1, min(count, WORKSPACE // row))
+    workspace = torch.empty((round_size * row,), dtype=torch.int32, device=rois.device)
     cells = out_x * out_y * out_z
-    bottom, margin_bits, real = z_origin == "bottom", _gpu.bits_of(margin), _real(points)
+    bottom, margin_bits = z_origin == "bottom", _gpu.bits_of(margin)
     for first in range(0, count, round_size):
         now = min(round_size, count - first)
-        programs = max(now * chunks, FILL_PROGRAMS)
-        list_size, cell_size = now * cells * max_points_per_voxel, now * cells * channels
-        _test_kernel[(programs,)](
-            rois, points, workspace, lists, pooled, argmax, first, now, total, chunk, chunks, stride,
-            first * cells * max_points_per_voxel, list_size, _share(list_size, programs),
-            first * cells * channels, cell_size, _share(cell_size, programs), margin_bits,
-            BOTTOM=bottom, REAL=real, BLOCK=POINTS, FILL=FILL, num_warps=4, enable_fp_fusion=False,
+        _test_kernel[(max(now * chunks, FILL_PROGRAMS),)](
+            rois, points, workspace, lists, pooled, argmax,
+            first, now, total, chunk, cells, max_points_per_voxel, channels, margin_bits,
+            BOTTOM=bottom, BLOCK=POINTS, FILL=FILL, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if total == 0:
             continue
         _list_kernel[(now,)](
-            rois, points, workspace, lists, first, total, chunk, chunks, stride,
-            out_x, out_y, out_z, max_points_per_voxel, margin_bits,
-            BOTTOM=bottom, REAL=real, CHUNKS=CHUNKS, BLOCK=LISTED,
-            num_warps=4, enable_fp_fusion=False,
+            rois, points, workspace, lists, first, total, chunk, out_x, out_y, out_z, max_points_per_voxel, margin_bits,
+            BOTTOM=bottom, CHUNKS=max(2, _gpu.next_power_of_2(chunks)), BLOCK=LISTED, TILE=LIST_TILE,
+            num_warps=LISTED // 32, enable_fp_fusion=False,
         )  # fmt: skip
         if channels > 0:
             _pool_kernel[(now * POOL_PROGRAMS,)](
-                features, workspace, lists, pooled, argmax, first, total, chunks, stride,
-                cells, max_points_per_voxel, channels,
-                AVERAGE=mode == "avg", REAL=_real(features), PARTS=POOL_PROGRAMS, CELLS=POOLED,
-                CHANNELS=min(triton.next_power_of_2(channels), 128), num_warps=4, enable_fp_fusion=False,
+                features, workspace, lists, pooled, argmax, first, total, chunk, cells, max_points_per_voxel, channels,
+                AVERAGE=mode == "avg", PARTS=POOL_PROGRAMS, CELLS=POOLED,
+                CHANNELS=min(_gpu.next_power_of_2(channels), 128), num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     return pooled, argmax, lists
 
@@ -101,44 +97,42 @@ def roiaware_pool3d_backward(point_indices, argmax, grad_out, num_points, mode):
     for step in (PEAK, FIXED):
         kernel(index, grad_out, sums, peak, cells, slots, num_points, channels, bits, step, limbs)
     grad_in = torch.empty((num_points, channels), dtype=grad_out.dtype, device=device)
-    _finish_kernel[(triton.cdiv(grad_in.numel(), 1024),)](
+    _finish_kernel[(_gpu.cdiv(grad_in.numel(), 1024),)](
         sums, peak, grad_in, grad_in.numel(), bits, LIMBS=limbs, BLOCK=1024, num_warps=4, enable_fp_fusion=False
     )
     return grad_in
 
 
-def _real(tensor):
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
-
-
-def _share(elements, programs):
-    """What a program fills, a multiple of FILL: stores then are aligned."""
-    return triton.cdiv(triton.cdiv(elements, programs), FILL) * FILL
-
-
 def _scatter_max(argmax, grad, target, peak, cells, slots, points, channels, bits, step, limbs):
-    channel_block = min(triton.next_power_of_2(channels), 128)
+    channel_block = min(_gpu.next_power_of_2(channels), 128)
     cell_block = _gpu.block(512, interpreted=4096) // channel_block
-    channel_blocks = triton.cdiv(channels, channel_block)
-    _scatter_max_kernel[(triton.cdiv(cells, cell_block) * channel_blocks,)](
+    channel_blocks = _gpu.cdiv(channels, channel_block)
+    _scatter_max_kernel[(_gpu.cdiv(cells, cell_block) * channel_blocks,)](
         argmax, grad, target, peak, cells, points, channels, channel_blocks, bits,
-        REAL=_real(grad), STEP=step, LIMBS=limbs, CELLS=cell_block, CHANNELS=channel_block,
+        STEP=step, LIMBS=limbs, CELLS=cell_block, CHANNELS=channel_block,
         num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def _scatter_avg(lists, grad, target, peak, cells, slots, points, channels, bits, step, limbs):
-    cell_block, channel_block = _gpu.block(32, interpreted=1024), min(triton.next_power_of_2(channels), 16)
-    _scatter_avg_kernel[(triton.cdiv(cells, cell_block),)](
+    cell_block, channel_block = _gpu.block(16, interpreted=1024), min(_gpu.next_power_of_2(channels), 16)
+    _scatter_avg_kernel[(_gpu.cdiv(cells, cell_block),)](
         lists, grad, target, peak, cells, slots, points, channels, bits,
-        REAL=_real(grad), STEP=step, LIMBS=limbs, CELLS=cell_block, SLOTS=64, CHANNELS=channel_block,
+        STEP=step, LIMBS=limbs, CELLS=cell_block, HEAD=2, SLOTS=32, CHANNELS=channel_block,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 @triton.jit
-def _fill(target, base, size, share, value, BLOCK: tl.constexpr):
+def _row(workspace, r, point_count, chunks):
+    """A RoI's row of the workspace: the points it holds, how many of each chunk, how many cells they fill."""
+    return workspace + r.to(tl.int64) * (point_count + chunks + 1)
+
+
+@triton.jit
+def _fill(target, base, size, value, BLOCK: tl.constexpr):
     """This program's share of filling target[base : base + size]."""
+    share = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), BLOCK) * BLOCK
     start = tl.program_id(0).to(tl.int64) * share
     for offset in range(0, share, BLOCK):
         at = start + offset + tl.arange(0, BLOCK)
@@ -147,20 +141,26 @@ def _fill(target, base, size, share, value, BLOCK: tl.constexpr):
 
 @_gpu.kernel
 def _test_kernel(
-    rois, points, workspace, lists, pooled, argmax, first_roi, roi_count, point_count, chunk, chunks, stride,
-    list_base, list_size, list_share, cell_base, cell_size, cell_share, margin_bits,
-    BOTTOM: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
+    rois, points, workspace, lists, pooled, argmax,
+    first_roi, roi_count, point_count, chunk, cells, slots, channels, margin_bits,
+    BOTTOM: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
     # Stores are not waited for: they drain while the points are tested.
-    _fill(lists, list_base, list_size, list_share, 0, FILL)
-    _fill(pooled, cell_base, cell_size, cell_share, 0, FILL)
-    _fill(argmax, cell_base, cell_size, cell_share, -1, FILL)
+    first_cell = tl.full((), first_roi, tl.int64) * cells
+    cell_count = tl.full((), roi_count, tl.int64) * cells
+    _fill(lists, first_cell * slots, cell_count * slots, 0, FILL)
+    _fill(pooled, first_cell * channels, cell_count * channels, 0, FILL)
+    _fill(argmax, first_cell * channels, cell_count * channels, -1, FILL)
+    chunks = tl.cdiv(point_count, chunk)
     program = tl.program_id(0)
     if program < roi_count * chunks:
         r = program // chunks
         part = program % chunks
-        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(rois, first_roi + r, True, margin_bits, BOTTOM, REAL)
-        row = workspace + r.to(tl.int64) * stride
+        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(
+            rois, first_roi + r, True, margin_bits, BOTTOM, REAL
+        )
+        row = _row(workspace, r, point_count, chunks)
         held = 0
         for offset in range(0, chunk, BLOCK):
             i = part * chunk + offset + tl.arange(0, BLOCK)
@@ -177,13 +177,14 @@ def _test_kernel(
 
 @_gpu.kernel
 def _list_kernel(
-    rois, points, workspace, lists, first_roi, point_count, chunk, chunks, stride,
-    out_x, out_y, out_z, slots, margin_bits,
-    BOTTOM: tl.constexpr, REAL: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    rois, points, workspace, lists, first_roi, point_count, chunk, out_x, out_y, out_z, slots, margin_bits,
+    BOTTOM: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
     r = tl.program_id(0)
     roi = first_roi + r
-    row = workspace + r.to(tl.int64) * stride
+    chunks = tl.cdiv(point_count, chunk)
+    row = _row(workspace, r, point_count, chunks)
     # An argument of 1 comes as a constant without a dtype.
     grid_x, grid_y, grid_z = tl.full((), out_x, tl.int64), tl.full((), out_y, tl.int64), tl.full((), out_z, tl.int64)
     roi_lists = lists + roi.to(tl.int64) * (grid_x * grid_y * grid_z * slots)
@@ -196,27 +197,33 @@ def _list_kernel(
     for first in range(0, count, BLOCK):
         j = first + tl.arange(0, BLOCK)
         mask = j < count
-        reached = j[:, None] >= before[None]  # [BLOCK, CHUNKS]
-        of_part = tl.sum(reached.to(tl.int32), 1) - 1
-        in_part = j - tl.max(tl.where(reached, before[None], 0), 1)
+        reached = before[:, None] <= j[None]  # [CHUNKS, BLOCK]
+        of_part = tl.sum(reached.to(tl.int32), 0) - 1
+        in_part = j - tl.max(tl.where(reached, before[:, None], 0), 0)
         i = tl.load(row + of_part * chunk + in_part, mask, 0)
         point = points + i.to(tl.int64) * 3
         x = tl.load(point, mask, 0.0).to(REAL)
         y = tl.load(point + 1, mask, 0.0).to(REAL)
         z = tl.load(point + 2, mask, 0.0).to(REAL)
-        at = cell(x, y, z, rois, roi, cx, cy, cos, sin, grid_x, grid_y, grid_z, BOTTOM, REAL)
-        at = tl.where(mask, at.to(tl.int32), -1)
-        same = at[:, None] == at[None]  # [BLOCK, BLOCK]
-        rank = tl.sum((same & (j[None] < j[:, None])).to(tl.int32), 1)
-        size = tl.sum(same.to(tl.int32), 1)
+        at = cell(x, y, z, rois, roi, cx, cy, cos, sin, grid_x, grid_y, grid_z, BOTTOM, REAL).to(tl.int32)
+        # The row is a scratch pad up to j: what stood there has been read, since the k-th point stands at k or behind.
+        tl.debug_barrier()
+        tl.store(row + j, at, mask)
+        tl.debug_barrier()
+        rank = tl.zeros((BLOCK,), tl.int32)
+        size = tl.zeros((BLOCK,), tl.int32)
+        for other in range(first, tl.minimum(first + BLOCK, count), TILE):
+            k = other + tl.arange(0, TILE)
+            same = tl.load(row + k, k < count, -1)[:, None] == at[None]  # [TILE, BLOCK]: summed within a thread
+            rank += tl.sum((same & (k[:, None] < j[None])).to(tl.int32), 0)
+            size += tl.sum(same.to(tl.int32), 0)
         entry = roi_lists + at.to(tl.int64) * slots
         had = tl.load(entry, mask, 0)
         slot = 1 + had + rank
         tl.store(entry + slot, i, mask & (slot < slots))
-        tl.debug_barrier()  # every lane has read what the next stores overwrite
+        tl.debug_barrier()  # all have read what is written now
         leads = mask & (rank == 0)
         tl.store(entry, tl.minimum(had + size, slots - 1), leads)
-        # The cells filled take the place of points already read, of which there are at least as many.
         new = (leads & (had == 0) & (slots > 1)).to(tl.int32)
         tl.store(row + filled + tl.cumsum(new, 0) - new, at, new > 0)
         filled += tl.sum(new, 0)
@@ -226,11 +233,13 @@ def _list_kernel(
 
 @_gpu.kernel
 def _pool_kernel(
-    features, workspace, lists, pooled, argmax, first_roi, point_count, chunks, stride, cells, slots, channels,
-    AVERAGE: tl.constexpr, REAL: tl.constexpr, PARTS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
+    features, workspace, lists, pooled, argmax, first_roi, point_count, chunk, cells, slots, channels,
+    AVERAGE: tl.constexpr, PARTS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if features.dtype.element_ty == tl.float64 else tl.float32
     r = tl.program_id(0) // PARTS
-    row = workspace + r.to(tl.int64) * stride
+    chunks = tl.cdiv(point_count, chunk)
+    row = _row(workspace, r, point_count, chunks)
     filled = tl.load(row + point_count + chunks)
     for first in range((tl.program_id(0) % PARTS) * CELLS, filled, PARTS * CELLS):
         j = first + tl.arange(0, CELLS)
@@ -328,8 +337,9 @@ def _finish_kernel(sums, peak, grad_in, size, bits, LIMBS: tl.constexpr, BLOCK: 
 @_gpu.kernel
 def _scatter_max_kernel(
     argmax, grad, target, peak, cells, points, channels, channel_blocks, bits,
-    REAL: tl.constexpr, STEP: tl.constexpr, LIMBS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
+    STEP: tl.constexpr, LIMBS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if grad.dtype.element_ty == tl.float64 else tl.float32
     v = (tl.program_id(0) // channel_blocks).to(tl.int64) * CELLS + tl.arange(0, CELLS)
     c = (tl.program_id(0) % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
     mask = (v < cells)[:, None] & (c < channels)[None]
@@ -344,25 +354,41 @@ def _scatter_max_kernel(
 @_gpu.kernel
 def _scatter_avg_kernel(
     lists, grad, target, peak, cells, slots, points, channels, bits,
-    REAL: tl.constexpr, STEP: tl.constexpr, LIMBS: tl.constexpr,
-    CELLS: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr,
+    STEP: tl.constexpr, LIMBS: tl.constexpr,
+    CELLS: tl.constexpr, HEAD: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if grad.dtype.element_ty == tl.float64 else tl.float32
     first = tl.program_id(0).to(tl.int64) * CELLS
     lane = tl.arange(0, CELLS)
-    counts = tl.load(lists + (first + lane) * slots, first + lane < cells, 0)
+    v = first + lane
+    counts = tl.load(lists + v * slots, v < cells, 0)
     counts = tl.where((counts > 0) & (counts < slots), counts, 0)
-    # Cells are few or many and their lists short or long: each filled one is walked by itself.
+    # Most cells are empty or hold a point or two: the head of all lists at once.
+    if tl.max(counts, 0) > 0:
+        slot = tl.arange(0, HEAD)
+        i = tl.load(lists + v[:, None] * slots + 1 + slot[None], slot[None] < counts[:, None], -1)
+        listed = ((i >= 0) & (i < points))[:, :, None]  # [CELLS, HEAD, 1]
+        for first_channel in range(0, channels, CHANNELS):
+            c = first_channel + tl.arange(0, CHANNELS)
+            filled = (counts > 0)[:, None] & (c < channels)[None]
+            value = tl.load(grad + v[:, None] * channels + c[None], filled, 0.0).to(REAL)
+            share = divide(value, tl.maximum(counts, 1).to(REAL)[:, None])
+            shares = tl.broadcast_to(share[:, None, :], (CELLS, HEAD, CHANNELS))
+            at = i.to(tl.int64)[:, :, None] * channels + c[None, None]
+            _add(target, peak, at, shares, listed & (c < channels)[None, None], bits, STEP, LIMBS)
+    # What is left of longer lists, one cell after the other.
+    counts = tl.where(counts > HEAD, counts, 0)
     next_lane = tl.min(tl.where(counts > 0, lane, CELLS), 0)
     while next_lane < CELLS:
         count = tl.sum(tl.where(lane == next_lane, counts, 0), 0)
-        v = first + next_lane
+        row = first + next_lane
         for first_channel in range(0, channels, CHANNELS):
             c = first_channel + tl.arange(0, CHANNELS)
-            value = tl.load(grad + v * channels + c, c < channels, 0.0).to(REAL)
+            value = tl.load(grad + row * channels + c, c < channels, 0.0).to(REAL)
             share = divide(value, count.to(REAL))
-            for first_slot in range(0, count, SLOTS):
+            for first_slot in range(HEAD, count, SLOTS):
                 slot = first_slot + tl.arange(0, SLOTS)
-                i = tl.load(lists + v * slots + 1 + slot, slot < count, -1)
+                i = tl.load(lists + row * slots + 1 + slot, slot < count, -1)
                 valid = ((i >= 0) & (i < points))[:, None] & (c < channels)[None]
                 shares = tl.broadcast_to(share[None], (SLOTS, CHANNELS))
                 _add(target, peak, i.to(tl.int64)[:, None] * channels + c[None], shares, valid, bits, STEP, LIMBS)
