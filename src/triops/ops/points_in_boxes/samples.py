@@ -165,20 +165,28 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {"torch": _vectorised if operator == "points_in_boxes" else _vectorised_all}
+    every = operator == "points_in_boxes_all"
+    found: dict[str, Callable[..., Any]] = {"torch": _vectorised_all if every else _vectorised}
     try:
         from mmcv import _ext
     except ImportError:
         return found
-    if operator == "points_in_boxes_all":
 
-        def mmcv(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:
-            out = points.new_zeros((boxes.shape[1], points.shape[1]), dtype=torch.int32)
-            _ext.points_in_boxes_cpu_forward(boxes[0], points[0], out)
+    def mmcv(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:
+        """Its CPU operator always answers for every box; its z is the bottom face; it knows no margin."""
+        if z_origin == "center":
+            boxes = torch.cat([boxes[..., :2], boxes[..., 2:3] - boxes[..., 5:6] / 2, boxes[..., 3:]], -1)
+        shape = (points.shape[0], points.shape[1], boxes.shape[1]) if every else points.shape[:2]
+        out = points.new_full(shape, 0 if every else -1, dtype=torch.int32)
+        if points.is_cuda:
+            (_ext.points_in_boxes_all_forward if every else _ext.points_in_boxes_part_forward)(boxes, points, out)
             return out
+        by_box = points.new_zeros((boxes.shape[1], points.shape[1]), dtype=torch.int32)
+        for b in range(points.shape[0]):
+            _ext.points_in_boxes_cpu_forward(boxes[b].contiguous(), points[b].contiguous(), by_box)
+        return by_box
 
-        found["mmcv"] = mmcv
-    return found
+    return {**found, "mmcv": mmcv}
 
 
 def _vectorised_all(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:
