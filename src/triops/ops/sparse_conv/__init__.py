@@ -1,0 +1,169 @@
+"""sparse_conv: the convolution over a rulebook, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops import _check, _op
+from triops.ops.sparse_conv import reference
+from triops.ops.sparse_conv.rulebook import Rulebook, check_rulebook
+
+
+def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tensor | None = None) -> Tensor:
+    """Convolution of the features of active sites: sparse, submanifold, transposed or inverse, as the rulebook says.
+
+    `out[o] = bias + sum over k of weight[:, k] @ features[rulebook.gather[k, o]]`, over the kernel offsets k under
+    which output site o meets an input site. Differentiable, twice if need be, in features, weight and bias. Half
+    types are summed in float32; float32 uses TF32 on a GPU only where `torch.backends.cuda.matmul.allow_tf32` says
+    so. Inside `torch.autocast` features, weight and bias are cast to its dtype.
+
+    Args:
+        features: float tensor [N, Cin], one row for each input site of the rulebook.
+        weight: tensor [Cout, *kernel_size, Cin] of the same dtype (the layout of spconv 2.x). Any strides: weights
+            stored [*kernel_size, Cin, Cout] (mmcv) come as `w.permute(-1, *range(w.dim() - 1))`, without a copy.
+        rulebook: see `Rulebook`.
+        bias: tensor [Cout] of the same dtype, or None.
+
+    Returns:
+        Tensor [A, Cout], one row for each output site. An output that meets no input is the bias.
+
+    Raises:
+        ValueError, TypeError: on a wrong shape, dtype or device.
+        IndexError: when a table of the rulebook, made by hand, holds a row that does not exist. On a GPU such an
+            entry is skipped, unless TRIOPS_CHECK=1 asks for the error there too.
+
+    Two neighbours on a line; each output is the sum over the sites within one step of it:
+
+    >>> import torch
+    >>> from triops.ops.sparse_conv import Rulebook, sparse_conv
+    >>> rulebook = Rulebook.submanifold(torch.tensor([[0, 2], [0, 3], [0, 6]]), 1, 8, kernel_size=3)
+    >>> sparse_conv(torch.tensor([[1.0], [10.0], [100.0]]), torch.ones(1, 3, 1), rulebook)
+    tensor([[ 11.],
+            [ 11.],
+            [100.]])
+    """
+    check_rulebook("sparse_conv", rulebook)
+    for name, value in (("features", features), ("weight", weight)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"sparse_conv: {name} must be a Tensor, got {type(value).__name__}")
+    if bias is not None and not isinstance(bias, Tensor):
+        raise TypeError(f"sparse_conv: bias must be a Tensor or None, got {type(bias).__name__}")
+    kernel = rulebook.kernel_size
+    if weight.dim() != len(kernel) + 2 or list(weight.shape[1:-1]) != list(kernel):
+        expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
+        raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
+    device = features.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        features, weight = features.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _sparse_conv(  # type: ignore[no-any-return]
+        features, weight.flatten(1, -2), bias, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, False
+    )
+
+
+def _check_tables(c: _check.Checker, gather: Tensor, scatter: Tensor, mirrored: bool) -> None:
+    outputs = "N" if mirrored else "A"
+    c.shape("gather", gather, "K", outputs)
+    c.shape("scatter", scatter, "K", "N")
+    c.dtype("gather", gather, (torch.int32,))
+    c.dtype("scatter", scatter, (torch.int32,))
+
+
+def _check_forward(
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> None:
+    c = _check.Checker("sparse_conv")
+    c.shape("features", features, "N", "Cin")
+    c.shape("weight", weight, "Cout", "K", "Cin")
+    c.dtype("features", features, _check.FLOATS)
+    tensors = {"features": features, "weight": weight}
+    if bias is not None:
+        c.shape("bias", bias, "Cout")
+        tensors["bias"] = bias
+    c.same_dtype(**tensors)
+    _check_tables(c, gather, scatter, mirrored)
+    c.same_device(**tensors, gather=gather, scatter=scatter)
+
+
+def _check_backward_weight(
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> None:
+    c = _check.Checker("sparse_conv_backward_weight")
+    c.shape("features", features, "N", "Cin")
+    c.shape("grad_output", grad_output, "N" if mirrored else "A", "Cout")
+    c.dtype("features", features, _check.FLOATS)
+    c.same_dtype(features=features, grad_output=grad_output)
+    _check_tables(c, gather, scatter, mirrored)
+    c.same_device(features=features, grad_output=grad_output, gather=gather, scatter=scatter)
+
+
+def _fake_forward(
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    return features.new_empty((gather.shape[1], weight.shape[0]))
+
+
+def _fake_backward_weight(
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    return features.new_empty((grad_output.shape[1], gather.shape[0], features.shape[1]))
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    features, weight, _, gather, scatter, ctx.mirrored, ctx.flip = inputs
+    ctx.save_for_backward(features, weight, gather, scatter)
+
+
+def _backward_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    features, weight, gather, scatter = ctx.saved_tensors
+    needs_features, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    mirrored, flip = ctx.mirrored, ctx.flip
+    return (
+        _transposed(grad, weight, gather, scatter, mirrored, flip) if needs_features else None,
+        _sparse_conv_backward_weight(features, grad, gather, scatter, mirrored, flip) if needs_weight else None,
+        grad.sum(0) if needs_bias else None,
+        None, None, None, None,
+    )  # fmt: skip
+
+
+def _setup_backward_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    features, grad_output, gather, scatter, ctx.mirrored, ctx.flip = inputs
+    ctx.save_for_backward(features, grad_output, gather, scatter)
+
+
+def _backward_backward_weight(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The weight gradient is linear in both of its inputs, and `grad` has the shape of a weight."""
+    features, grad_output, gather, scatter = ctx.saved_tensors
+    needs_features, needs_output = ctx.needs_input_grad[:2]
+    mirrored, flip = ctx.mirrored, ctx.flip
+    return (
+        _transposed(grad_output, grad, gather, scatter, mirrored, flip) if needs_features else None,
+        _sparse_conv(features, grad, None, gather, scatter, mirrored, flip) if needs_output else None,
+        None, None, None, None,
+    )  # fmt: skip
+
+
+def _transposed(grad: Tensor, weight: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool) -> Tensor:
+    """The gradient of the features: again a convolution, with the tables exchanged and the weight transposed.
+
+    A mirrored table is its own transpose with the offsets reversed, which costs nothing but `flip`.
+    """
+    return _sparse_conv(  # type: ignore[no-any-return]
+        grad, weight.permute(2, 1, 0), None, scatter, gather, mirrored, flip != mirrored
+    )
+
+
+_sparse_conv = _op.define(
+    reference.sparse_conv, check=_check_forward, fake=_fake_forward, setup_context=_setup_forward,
+    backward=_backward_forward,
+)  # fmt: skip
+_sparse_conv_backward_weight = _op.define(
+    reference.sparse_conv_backward_weight, check=_check_backward_weight, fake=_fake_backward_weight,
+    setup_context=_setup_backward_weight, backward=_backward_backward_weight,
+)  # fmt: skip
+
+__all__ = ["Rulebook", "sparse_conv"]

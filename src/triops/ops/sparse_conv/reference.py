@@ -1,0 +1,66 @@
+"""The specification of the sparse convolution and of its weight gradient, over the tables of a rulebook."""
+
+import torch
+from torch import Tensor
+
+from triops import _check
+
+
+def sparse_conv(
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    """features [N, Cin], weight [Cout, K, Cin], bias [Cout], gather int32 [K, A] -> [A, Cout].
+
+    `out[o] = bias + sum over k of weight[:, k] @ features[gather[k, o]]`, where gather is not -1. With `flip` offset k
+    meets `weight[:, K - 1 - k]`. Only the gradient reads `scatter` [K, N], the transposed table (output row of input
+    row i), and `mirrored`, which says that the transposed table is `gather.flip(0)` and scatter is not looked at.
+    """
+    wide = compute_dtype(features.dtype)
+    out = torch.zeros(gather.shape[1], weight.shape[0], dtype=wide, device=features.device)
+    tables = valid_rows("sparse_conv", "gather", gather, features.shape[0])
+    for rows, taps in zip(tables, _taps(weight, flip), strict=True):
+        outputs = (rows >= 0).nonzero()[:, 0]
+        out[outputs] += features[rows[outputs]].to(wide) @ taps.to(wide).t()
+    if bias is not None:
+        out += bias.to(wide)
+    return out.to(features.dtype)
+
+
+def sparse_conv_backward_weight(
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    """features [N, Cin], grad_output [A, Cout] -> gradient of the weight [Cout, K, Cin] of `sparse_conv`."""
+    wide = compute_dtype(features.dtype)
+    grad = torch.zeros(grad_output.shape[1], gather.shape[0], features.shape[1], dtype=wide, device=features.device)
+    tables = valid_rows("sparse_conv_backward_weight", "gather", gather, features.shape[0])
+    for rows, taps in zip(tables, _taps(grad, flip), strict=True):
+        outputs = (rows >= 0).nonzero()[:, 0]
+        taps += grad_output[outputs].to(wide).t() @ features[rows[outputs]].to(wide)
+    return grad.to(features.dtype)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def valid_rows(operator: str, name: str, table: Tensor, count: int) -> Tensor:
+    """The table with -1 for every row outside [0, count); on a CPU, and with TRIOPS_CHECK=1, an IndexError."""
+    if table.device.type == "cpu" or _check.strict():
+        refuse_rows_outside(operator, name, table, count)
+    return torch.where((table >= 0) & (table < count), table, -1)
+
+
+def refuse_rows_outside(operator: str, name: str, table: Tensor, count: int) -> None:
+    outside = ((table < -1) | (table >= count)).nonzero()
+    if len(outside):
+        at = outside[0].tolist()
+        raise IndexError(
+            f"{operator}: {name}{at} = {int(table[tuple(at)])} is neither -1 nor a row of {count} "
+            f"({len(outside)} entries are so)"
+        )
+
+
+def _taps(weight: Tensor, flip: bool) -> list[Tensor]:
+    """The views [Cout, Cin] of a weight, in the order in which the offsets meet them."""
+    taps = list(weight.unbind(1))
+    return taps[::-1] if flip else taps
