@@ -50,22 +50,32 @@ def border_align_forward(input, boxes, pool_size):
 def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
     batch, channels, total = grad_output.shape[:3]
     real = compute_dtype(grad_output.dtype)
-    shape = (batch, 4 * channels, height, width)
-    grad = empty_like_format(shape, real, argmax).zero_()
+    layout = format_of(argmax)
+    grad = empty_like_format((batch, 4 * channels, height, width), real, argmax)
     out_of_range = np.zeros(1, np.bool_)
-    # Seen as [N, K, 4, C] and [N, H, W, 4C] whatever the order in memory; an item owns its channels of the gradient.
-    given_np = grad_output.detach().to(real).permute(0, 2, 3, 1).numpy()
-    argmax_np = argmax.permute(0, 2, 3, 1).numpy()
-    grad_np = grad.permute(0, 2, 3, 1).numpy()
+    # In memory, from one row (an edge of a box) or pixel to the next, and from one channel to the next.
+    if layout == torch.channels_last:
+        row_stride, channel_stride, pixel_stride, plane_stride = channels, 1, 4 * channels, 1
+    else:
+        row_stride, channel_stride, pixel_stride, plane_stride = 1, 4 * total, 1, height * width
     blocks = -(-channels // CHANNELS)
     grain = max(1, SAMPLED // (4 * CHANNELS * max(total, 1)))
     run(
         _scatter, batch * 4 * blocks, grain,
-        given_np, as_numpy(boxes.to(real)), argmax_np, pool_size, blocks, grad_np, out_of_range,
+        _flat(grad_output.to(real), layout), as_numpy(boxes.to(real)), _flat(argmax, layout),
+        channels, height, width, pool_size, blocks, row_stride, channel_stride, pixel_stride, plane_stride,
+        _flat(grad, layout), out_of_range,
     )  # fmt: skip
     if out_of_range[0]:
         refuse_argmax(pool_size)
     return grad.to(grad_output.dtype)
+
+
+def _flat(tensor, layout):
+    """A 4D tensor's elements in their order in memory, once it lies as `layout` says."""
+    if layout == torch.channels_last:
+        tensor = tensor.permute(0, 2, 3, 1)
+    return as_numpy(tensor).reshape(-1)
 
 
 @jit
@@ -245,38 +255,53 @@ def _turn(begin, end, planes, pixels):
 
 
 @jit
-def _scatter(begin, end, given, boxes, argmax, pool_size, blocks, grad, out_of_range):
-    """given, argmax [N, K, 4, C], boxes [N, K, 4] -> adds to grad [N, H, W, 4C].
+def _scatter(
+    begin, end, given, boxes, argmax, channels, height, width, pool_size, blocks,
+    row_stride, channel_stride, pixel_stride, plane_stride, grad, out_of_range,
+):  # fmt: skip
+    """Writes the gradient of an item: the channels of one block, edge and image.
 
-    An item is the channels of one block, edge and image: no other item writes to them, so the sums
-    come out in one order whatever the number of threads.
+    No other item writes to them, so the sums come out in one order whatever the number of threads. They
+    are taken in a compact tile: in the map itself pixels lie a power of two apart and fight for cache sets.
     """
-    real = grad.dtype.type
-    channels, height, width = argmax.shape[3], grad.shape[1], grad.shape[2]
+    real, total, pixels = grad.dtype.type, boxes.shape[1], height * width
+    tile = np.empty((pixels, CHANNELS), grad.dtype)
     for item in range(begin, end):
         n, edge, block = item // (4 * blocks), item // blocks % 4, item % blocks
-        low, high = block * CHANNELS, min((block + 1) * CHANNELS, channels)
+        first = block * CHANNELS
+        count = min(CHANNELS, channels - first)
         horizontal = edge % 2 == 0
         size, fixed_size = (width, height) if horizontal else (height, width)
-        for k in range(boxes.shape[1]):
+        along, across = (1, width) if horizontal else (width, 1)
+        tile[:] = 0
+        for k in range(total):
             box = boxes[n, k]
             start, stride, fixed, finite = _walk(box, edge, pool_size)
-            fixed_on_map = finite and size > 0 and fixed_size > 0 and _on_axis(box, fixed, fixed_size)
-            for c in range(low, high):
-                step = argmax[n, k, edge, c]
+            on_map = finite and pixels > 0 and _on_axis(box, fixed, fixed_size)
+            low, high, fixed_part = _neighbours(box, fixed, fixed_size) if on_map else (0, 0, real(0))
+            fixed_rest = real(1) - fixed_part
+            on_low, on_high = low * across, high * across
+            read = n * 4 * channels * total + (4 * k + edge) * row_stride + first * channel_stride
+            for c in range(count):
+                step, value = argmax[read], given[read]
+                read += channel_stride
                 if step < 0 or step > pool_size:
                     out_of_range[0] = True
                     continue
                 position = start + real(step) * stride
-                if not (fixed_on_map and _on_axis(box, position, size)):
+                if not (on_map and _on_axis(box, position, size)):
                     continue
-                value = given[n, k, edge, c]
-                x, y = (position, fixed) if horizontal else (fixed, position)
-                x_low, x_high, x_part = _neighbours(box, x, width)
-                y_low, y_high, y_part = _neighbours(box, y, height)
-                x_rest, y_rest = real(1) - x_part, real(1) - y_part
-                channel = edge * channels + c
-                grad[n, y_low, x_low, channel] += y_rest * x_rest * value
-                grad[n, y_low, x_high, channel] += y_rest * x_part * value
-                grad[n, y_high, x_low, channel] += y_part * x_rest * value
-                grad[n, y_high, x_high, channel] += y_part * x_part * value
+                low, high, part = _neighbours(box, position, size)
+                rest = real(1) - part
+                low, high = low * along, high * along
+                tile[on_low + low, c] += fixed_rest * rest * value
+                tile[on_low + high, c] += fixed_rest * part * value
+                tile[on_high + low, c] += fixed_part * rest * value
+                tile[on_high + high, c] += fixed_part * part * value
+        plane = n * 4 * channels * pixels + (edge * channels + first) * plane_stride
+        if plane_stride == 1:
+            for pixel in range(pixels):
+                grad[plane + pixel * pixel_stride : plane + pixel * pixel_stride + count] = tile[pixel, :count]
+        else:
+            for c in range(count):
+                grad[plane + c * plane_stride : plane + c * plane_stride + pixels] = tile[:, c]

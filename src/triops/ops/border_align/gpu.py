@@ -93,7 +93,7 @@ def _align(input, boxes, pool_size, output, argmax):
 def _forward_blocks(element_size, in_order):
     """Boxes and channels of a tile, boxes of a program, warps, unrolled steps; the fastest tried on an H200."""
     if _gpu.INTERPRETED:
-        return 64, 128, 64, 4, 1
+        return 256, 128, 256, 4, 1
     if in_order:
         return 32, 32, 128, 8, 2
     return (4, 256, 4, 4, 2) if element_size == 2 else (4, 128, 4, 4, 2)
@@ -174,7 +174,7 @@ def _accumulate(grad_output, boxes, argmax, pool_size, grad, channels_last):
 def _scatter_blocks(channels_last):
     """Rows (a box's edge) and channels of a tile, and warps; lanes lie along whichever is contiguous."""
     if _gpu.INTERPRETED:
-        return 64, 32, 4
+        return 256, 16, 4
     return (8, 32, 4) if channels_last else (64, 1, 1)
 
 
