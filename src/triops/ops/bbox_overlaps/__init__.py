@@ -55,7 +55,7 @@ def bbox_overlaps(
 
 def _rows(bboxes: Tensor) -> Tensor:
     """`torch.tensor([])` is what code without boxes at hand passes: zero boxes."""
-    return bboxes.reshape(0, 4) if isinstance(bboxes, Tensor) and bboxes.shape == (0,) else bboxes
+    return bboxes.reshape(0, 4) if getattr(bboxes, "shape", None) == (0,) else bboxes
 
 
 def output_shape(bboxes1: Tensor, bboxes2: Tensor, aligned: bool) -> tuple[int, ...]:
@@ -86,8 +86,10 @@ def _check_boxes(
         if bboxes.dim() < 2 or bboxes.shape[-1] != 4:
             c.fail(f"{name} must have shape [..., {letter}, 4], got {list(bboxes.shape)}")
     c.dtype("bboxes1", bboxes1, _check.FLOATS)
-    c.same_dtype(bboxes1=bboxes1, bboxes2=bboxes2)
-    c.same_device(bboxes1=bboxes1, bboxes2=bboxes2)
+    if bboxes1.dtype != bboxes2.dtype:
+        c.same_dtype(bboxes1=bboxes1, bboxes2=bboxes2)
+    if bboxes1.device != bboxes2.device:
+        c.same_device(bboxes1=bboxes1, bboxes2=bboxes2)
     if aligned and bboxes1.shape[-2] != bboxes2.shape[-2]:
         c.fail(f"aligned needs as many bboxes2 as bboxes1, got {bboxes2.shape[-2]} and {bboxes1.shape[-2]}")
     try:

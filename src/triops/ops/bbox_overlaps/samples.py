@@ -70,14 +70,14 @@ def _not_finite(aligned: bool) -> _Make:
 
 
 def _huge(mode: str, offset: int) -> _Make:
-    """Areas, sides and sums of areas beyond the largest float, beside boxes that fit."""
+    """Areas and sides beyond the largest float, beside boxes that fit."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         big = 6e4 if dtype == torch.float16 else 3e38
         boxes = torch.tensor(
             [
-                [0.0, 0, big, big], [-big, -big, big, big], [0, 0, big, 0], [-big, 0, big, 0], [big, big, big, big],
-                [0, 0, big, 0.5], [0, 0, 1e4, 1e4], [-big, 0, -big / 2, 1],
+                [0.0, 0, big, big], [-big, -big, big, big], [0, 0, big / 3, 0], [-big, 0, big, 0], [big, big, big, big],
+                [0, 0, big / 3, 0.5], [0, 0, 1e4, 1e4], [-big, 0, -big * 0.9, 1],
             ]
         )  # fmt: skip
         return boxes.to(dtype), boxes.to(dtype), mode, False, offset
