@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from triops.ops.get_indice_pairs import sparse_neighbors, sparse_output_shape, submanifold_neighbors
-from triops.ops.get_indice_pairs.geometry import as_list
+from triops.ops.get_indice_pairs import sparse_neighbors, submanifold_neighbors
+from triops.ops.get_indice_pairs.geometry import as_list, output_shape
 
 Ints = int | Sequence[int]
 
@@ -71,9 +71,14 @@ class Rulebook:
             indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
         )
         axes = indices.shape[1] - 1
-        shape = as_list("Rulebook", "spatial_shape", spatial_shape, axes)
-        kernel = as_list("Rulebook", "kernel_size", kernel_size, axes)
-        out_shape = sparse_output_shape(shape, kernel, stride, padding, dilation, out_padding, False, transpose)
+        shape, kernel, *rest = (
+            as_list("Rulebook", name, value, axes)
+            for name, value in (
+                ("spatial_shape", spatial_shape), ("kernel_size", kernel_size), ("stride", stride),
+                ("padding", padding), ("dilation", dilation), ("out_padding", out_padding),
+            )
+        )  # fmt: skip
+        out_shape = output_shape(shape, kernel, *rest, False, transpose)
         return cls(indices, out_indices, shape, out_shape, batch_size, kernel, gather, scatter)
 
     @property
