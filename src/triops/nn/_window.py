@@ -1,0 +1,167 @@
+"""What sparse convolutions and pools share: a window that slides over the grid, and the rulebook it makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops.nn.sparse_modules import SparseModule
+from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size
+from triops.ops.get_indice_pairs.geometry import as_list
+from triops.ops.sparse_conv import Rulebook
+
+Ints = int | Sequence[int]
+
+
+class Window(SparseModule):
+    """The base of layers that read a rulebook: geometry, `indice_key`, checks of the input."""
+
+    inverse = False  # True: the layer walks the rulebook of its `indice_key` backwards
+    max_num_voxels_during_training: Tensor
+
+    def __init__(
+        self, ndim: int, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints, output_padding: Ints,
+        subm: bool, transposed: bool, indice_key: str | None, record_voxel_count: bool, name: str | None,
+    ) -> None:  # fmt: skip
+        super().__init__(name=name)
+        self.ndim = ndim
+        self.kernel_size = self._list("kernel_size", kernel_size, 1)
+        self.stride = self._list("stride", stride, 1)
+        self.padding = self._list("padding", padding, 0)
+        self.dilation = self._list("dilation", dilation, 1)
+        self.output_padding = self._list("output_padding", output_padding, 0)
+        self.subm = subm
+        self.transposed = transposed
+        self.indice_key = indice_key
+        self.record_voxel_count = record_voxel_count
+        if subm and any(k % 2 == 0 for k in self.kernel_size):
+            self._fail(f"a submanifold layer needs an odd kernel_size on every axis, got {self.kernel_size}")
+        if subm and any(s != 1 for s in self.stride):
+            self._fail(f"a submanifold layer keeps its sites and needs stride 1, got {self.stride}")
+        if record_voxel_count and not subm:
+            self.register_buffer("max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32))
+
+    def get_max_num_voxels(self) -> Tensor | None:
+        """The largest number of output sites seen, if `record_voxel_count`."""
+        return self._buffers.get("max_num_voxels_during_training")
+
+    def _list(self, name: str, value: Any, least: int) -> list[int]:
+        if hasattr(value, "tolist") and not isinstance(value, Tensor):  # a NumPy array
+            value = value.tolist()
+        values = as_list(type(self).__name__, name, value, self.ndim)
+        if len(values) != self.ndim:
+            self._fail(f"{name} must be an integer or {self.ndim} integers, got {values}")
+        if any(v < least for v in values):
+            self._fail(f"{name} must be at least {least} on every axis, got {values}")
+        return values
+
+    def _fail(self, message: str, error: type[Exception] = ValueError) -> None:
+        raise error(f"{self.label}: {message}")
+
+    def _check_input(self, input: Any) -> None:
+        self.require_sparse(input)
+        if len(input.spatial_shape) != self.ndim:
+            self._fail(
+                f"input must have {self.ndim} spatial dimensions, got {len(input.spatial_shape)} "
+                f"(spatial_shape {input.spatial_shape})"
+            )
+        if not same_size(input.features, input.indices):
+            self._fail(
+                f"input must have one row of features a site, got {input.features.shape[0]} rows and "
+                f"{input.indices.shape[0]} sites"
+            )
+
+    def _geometry(self) -> dict[str, Any]:
+        geometry: dict[str, Any] = {"subm": self.subm, "transposed": self.transposed, "kernel_size": self.kernel_size}
+        if not self.subm:  # which fixes stride and padding
+            geometry.update(stride=self.stride, padding=self.padding, output_padding=self.output_padding)
+        geometry["dilation"] = self.dilation
+        return geometry
+
+    def _rulebook(self, input: SparseConvTensor) -> tuple[Rulebook, dict[str, Any]]:
+        """The rulebook of this layer on this input, and the `indice_dict` of the output."""
+        known = input.find_indice_pair(self.indice_key)
+        if self.inverse:
+            return self._inverse_rulebook(input, known), input.indice_dict
+        if known is not None:
+            self._check_fit(known, input)
+            return known.rulebook, input.indice_dict
+        sites = input.indices, input.batch_size, input.spatial_shape
+        if self.subm:
+            rulebook = Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
+        else:
+            rulebook = Rulebook.sparse(
+                *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding,
+                self.transposed,
+            )  # fmt: skip
+        if self.indice_key is None:
+            return rulebook, input.indice_dict
+        # A copy: tensors that share the input's dictionary may branch off with the same key for other sites.
+        return rulebook, {**input.indice_dict, self.indice_key: IndiceData(rulebook, self._geometry())}
+
+    def _inverse_rulebook(self, input: SparseConvTensor, known: IndiceData | None) -> Rulebook:
+        if known is None:
+            keys = ", ".join(map(repr, input.indice_dict)) or "none"
+            self._fail(
+                f"no layer before this one left a rulebook under indice_key {self.indice_key!r} (known keys: {keys})"
+            )
+        assert known is not None
+        if known.is_subm:
+            self._fail(f"indice_key {self.indice_key!r} belongs to a submanifold layer, which has no inverse")
+        if known.ksize != self.kernel_size:
+            self._unfit("kernel_size", known.ksize, self.kernel_size)
+        self._check_sites(known.out_indices, known.out_spatial_shape, known.rulebook.batch_size, input)
+        return known.rulebook.inverse()
+
+    def _check_fit(self, known: IndiceData, input: SparseConvTensor) -> None:
+        own = self._geometry()
+        for what, value in known.geometry.items():
+            if own.get(what) != value:
+                self._unfit(what, value, own.get(what))
+        self._check_sites(known.indices, known.spatial_shape, known.rulebook.batch_size, input)
+
+    def _check_sites(self, indices: Tensor, shape: list[int], batch_size: int, input: SparseConvTensor) -> None:
+        if shape != input.spatial_shape:
+            self._unfit("spatial_shape", shape, input.spatial_shape)
+        if batch_size != input.batch_size:
+            self._unfit("batch_size", batch_size, input.batch_size)
+        if indices is not input.indices and not same_size(indices, input.indices):
+            self._unfit("number of sites", indices.shape[0], input.indices.shape[0])
+
+    def _unfit(self, what: str, known: Any, own: Any) -> None:
+        self._fail(
+            f"indice_key {self.indice_key!r} holds a rulebook with {what} {known}, and here it is {own}; "
+            "layers that differ need keys of their own"
+        )
+
+    def _output(
+        self, input: SparseConvTensor, features: Tensor, rulebook: Rulebook, indice_dict: dict[str, Any]
+    ) -> SparseConvTensor:
+        if "max_num_voxels_during_training" in self._buffers:
+            self.max_num_voxels_during_training.clamp_(min=rulebook.out_indices.shape[0])
+        return input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # A checkpoint from before `record_voxel_count` was asked for has seen no voxels.
+        if "max_num_voxels_during_training" in self._buffers:
+            state_dict.setdefault(
+                prefix + "max_num_voxels_during_training", torch.zeros_like(self.max_num_voxels_during_training)
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    @property
+    def volume(self) -> int:
+        return math.prod(self.kernel_size)
+
+    def extra_repr(self) -> str:
+        parts = [f"kernel_size={self.kernel_size}"]
+        for what, plain in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            if any(v != plain for v in getattr(self, what)):
+                parts.append(f"{what}={getattr(self, what)}")
+        if self.indice_key is not None:
+            parts.append(f"indice_key={self.indice_key!r}")
+        return ", ".join(parts)

@@ -1,0 +1,221 @@
+"""SparseConvTensor: features at the active sites of a batch of grids, and the rulebooks found for them so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from triops import _check
+
+if TYPE_CHECKING:
+    from triops.ops.sparse_conv import Rulebook
+
+
+class IndiceData:
+    """A rulebook under its `indice_key`, with the geometry it was made for."""
+
+    def __init__(self, rulebook: Rulebook, geometry: dict[str, Any]) -> None:
+        self.rulebook = rulebook
+        self.geometry = geometry
+
+    @property
+    def is_subm(self) -> bool:
+        return bool(self.geometry["subm"])
+
+    @property
+    def ksize(self) -> list[int]:
+        return list(self.rulebook.kernel_size)
+
+    @property
+    def indices(self) -> Tensor:
+        return self.rulebook.in_indices
+
+    @property
+    def out_indices(self) -> Tensor:
+        return self.rulebook.out_indices
+
+    @property
+    def spatial_shape(self) -> list[int]:
+        return list(self.rulebook.in_shape)
+
+    @property
+    def out_spatial_shape(self) -> list[int]:
+        return list(self.rulebook.out_shape)
+
+
+class SparseConvTensor:
+    """Features at the active sites of a batch of grids: what sparse layers take and give.
+
+    Args:
+        features: float [N, C], one row for each active site.
+        indices: int32 (or int64) [N, 1 + D], D from 1 to 4: batch and position of each site, in any order. Sites
+            outside the grid or the batch count as inactive; of several rows at one site the lowest stands for it.
+        spatial_shape: the D sizes of a grid.
+        batch_size: the number of grids.
+        indice_dict: rulebooks by `indice_key`; layers look here before they build one.
+        grid, voxel_num, benchmark, permanent_thrust_allocator, enable_timer, force_algo: taken for the sake of
+            programs written for spconv, without effect.
+
+    Features cannot be assigned: `x = x.replace_feature(f(x.features))` gives a tensor with the same sites.
+
+    >>> import torch
+    >>> x = SparseConvTensor(torch.tensor([[5.0], [7.0]]), torch.tensor([[0, 2], [1, 0]], dtype=torch.int32), [4], 2)
+    >>> x.dense()
+    tensor([[[0., 0., 5., 0.]],
+    <BLANKLINE>
+            [[7., 0., 0., 0.]]])
+    >>> x.replace_feature(-x.features)
+    SparseConvTensor(2 sites, 1 channels, spatial_shape=[4], batch_size=2)
+    """
+
+    def __init__(
+        self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int,
+        grid: Tensor | None = None, voxel_num: Tensor | None = None, indice_dict: dict[str, Any] | None = None,
+        benchmark: bool = False, permanent_thrust_allocator: bool = False, enable_timer: bool = False,
+        force_algo: Any = None,
+    ) -> None:  # fmt: skip
+        check = _check.Checker("SparseConvTensor")
+        for name, value in (("features", features), ("indices", indices)):
+            if not isinstance(value, Tensor):
+                check.fail(f"{name} must be a Tensor, got {type(value).__name__}", TypeError)
+        if features.dim() != 2:
+            check.fail(f"features must have shape [N, C], got {list(features.shape)}")
+        if indices.dim() != 2 or not 2 <= indices.shape[1] <= 5:
+            check.fail(f"indices must have shape [N, 1 + D] with D from 1 to 4, got {list(indices.shape)}")
+        check.dtype("indices", indices, _check.INDICES)
+        check.same_device(features=features, indices=indices)
+        if isinstance(spatial_shape, int) or len(spatial_shape) != indices.shape[1] - 1:
+            check.fail(
+                f"spatial_shape must have {indices.shape[1] - 1} entries, one for each axis of indices, "
+                f"got {spatial_shape}"
+            )
+        if not same_size(features, indices):
+            check.fail(f"features and indices must have one row a site, got {features.shape[0]} and {indices.shape[0]}")
+        self._features = features
+        self.indices = indices
+        self.spatial_shape = [_as_int(size) for size in spatial_shape]
+        self.batch_size = _as_int(batch_size)
+        check.at_least("batch_size", self.batch_size, 1)
+        if any(size < 1 for size in self.spatial_shape):
+            check.fail(f"spatial_shape must be at least 1 on every axis, got {self.spatial_shape}")
+        self.indice_dict: dict[str, Any] = {} if indice_dict is None else indice_dict
+        self.grid = grid
+        self.voxel_num = voxel_num
+        self.benchmark = benchmark
+        self.benchmark_record: dict[str, Any] = {}
+        self.force_algo = force_algo
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> SparseConvTensor:
+        """The sites of a dense channels-last tensor [B, *spatial_shape, C] that hold anything but zeros.
+
+        >>> import torch
+        >>> x = SparseConvTensor.from_dense(torch.tensor([[[0.0], [3.0]]]))
+        >>> x.indices, x.features
+        (tensor([[0, 1]], dtype=torch.int32), tensor([[3.]]))
+        """
+        if not isinstance(x, Tensor) or not 3 <= x.dim() <= 6:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"SparseConvTensor.from_dense: x must have shape [B, *spatial_shape, C], got {got}")
+        indices = (x != 0).any(-1).nonzero()
+        return cls(x[tuple(indices.unbind(1))], indices.int(), x.shape[1:-1], x.shape[0])
+
+    @property
+    def features(self) -> Tensor:
+        return self._features
+
+    @features.setter
+    def features(self, value: Tensor) -> None:
+        raise ValueError("SparseConvTensor: features cannot be assigned; write x = x.replace_feature(new_features)")
+
+    def replace_feature(self, feature: Tensor) -> SparseConvTensor:
+        """The same sites and rulebooks with other features [N, any]."""
+        return self._with(feature, self.indices, self.spatial_shape, self.indice_dict)
+
+    def shadow_copy(self) -> SparseConvTensor:
+        """A new object with the same members."""
+        return self._with(self._features, self.indices, self.spatial_shape, self.indice_dict)
+
+    def _with(
+        self, features: Tensor, indices: Tensor, spatial_shape: list[int], indice_dict: dict[str, Any]
+    ) -> SparseConvTensor:
+        """A tensor of the same batch, of members that need no check."""
+        new = object.__new__(type(self))
+        new._features = features
+        new.indices = indices
+        new.spatial_shape = spatial_shape
+        new.batch_size = self.batch_size
+        new.indice_dict = indice_dict
+        new.grid = self.grid
+        new.voxel_num = self.voxel_num
+        new.benchmark = self.benchmark
+        new.benchmark_record = self.benchmark_record
+        new.force_algo = self.force_algo
+        return new
+
+    @property
+    def spatial_size(self) -> int:
+        """The number of sites of one grid, active or not."""
+        return math.prod(self.spatial_shape)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._features.is_quantized
+
+    def find_indice_pair(self, key: str | None) -> IndiceData | None:
+        """What is known under an `indice_key`, or None."""
+        return None if key is None else self.indice_dict.get(key)
+
+    def dense(self, channels_first: bool = True) -> Tensor:
+        """[B, C, *spatial_shape], or [B, *spatial_shape, C], with zeros at inactive sites."""
+        features, indices = self._features, self.indices.long()
+        limit = [self.batch_size, *self.spatial_shape]
+        sites = self.batch_size * self.spatial_size
+        flat = indices.new_zeros(indices.shape[:1])
+        inside = torch.ones_like(flat, dtype=torch.bool)
+        for axis, size in enumerate(limit):
+            flat = flat * size + indices[:, axis]
+            inside = inside & (indices[:, axis] >= 0) & (indices[:, axis] < size)
+        # One slot behind the grids takes what must not be seen: sites outside, and all rows of a site but the lowest.
+        flat = torch.where(inside, flat, sites)
+        rows = torch.arange(flat.shape[0], device=flat.device)
+        lowest = rows.new_full((sites + 1,), torch.iinfo(rows.dtype).max).scatter_reduce(0, flat, rows, "amin")
+        slot = torch.where(lowest[flat] == rows, flat, sites)
+        dense = features.new_zeros((sites + 1, features.shape[1])).index_put((slot,), features)[:sites]
+        dense = dense.reshape(*limit, features.shape[1])
+        return dense.movedim(-1, 1).contiguous() if channels_first else dense
+
+    def minus(self) -> SparseConvTensor:
+        return self.replace_feature(-self._features)
+
+    def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+        if isinstance(other, SparseConvTensor):
+            return self.replace_feature(self._features + other._features)
+        if isinstance(other, Tensor):
+            return self.replace_feature(self._features + other)
+        return NotImplemented
+
+    __radd__ = __iadd__ = __add__
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseConvTensor({self._features.shape[0]} sites, {self._features.shape[1]} channels, "
+            f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size})"
+        )
+
+
+def same_size(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have as many rows. While tracing, sizes may be unknown: then it is checked at run time."""
+    if torch.compiler.is_compiling():
+        torch._check(a.shape[0] == b.shape[0])
+        return True
+    return a.shape[0] == b.shape[0]
+
+
+def _as_int(value: Any) -> int:
+    """Python, NumPy and symbolic integers as they are meant; a one-element tensor is read."""
+    return value if isinstance(value, int | torch.SymInt) else int(value)  # type: ignore[return-value]
