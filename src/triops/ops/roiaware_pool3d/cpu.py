@@ -156,26 +156,27 @@ def _share(cells, part, parts):
 
 @jit
 def _scatter_max(begin, end, argmax, grad, copies, bad):
-    """Adds the cells' gradients to their winners. Where an index is out of range, stops and says so in `bad`."""
-    cells, channels = argmax.shape
+    """Adds the cells' gradients to their winners. Skips an index that is out of range, and says so in `bad`."""
+    cells, channels = argmax.shape[0], np.uint64(argmax.shape[1])
     points = np.uint32(copies.shape[1])
+    flat_argmax, flat_grad = argmax.reshape(-1), grad.reshape(-1)
     for part in range(begin, end):
-        grad_in = copies[part]
+        flat_target = copies[part].reshape(-1)
         first, last = _share(cells, part, copies.shape[0])
-        for v in range(first, last):
-            winner, row = argmax[v], grad[v]
-            none = np.int32(-1)
-            for c in range(np.uint32(channels)):
-                none &= winner[c]
-            if none == -1:  # no bit is 0 anywhere: the whole cell is empty
+        worst = np.uint32(0)
+        for v in range(np.uint64(first), np.uint64(last)):
+            row = v * channels
+            highest = np.uint32(0)  # of index + 1, so that -1, none, is 0 and below it comes what is too large
+            for c in range(channels):
+                highest = max(highest, np.uint32(flat_argmax[row + c] + np.int32(1)))
+            if highest == 0:
                 continue
-            for c in range(np.uint32(channels)):
-                point = np.uint32(winner[c])
+            worst = max(worst, highest)
+            for c in range(channels):
+                point = np.uint32(flat_argmax[row + c])
                 if point < points:
-                    grad_in[point, c] += widen(row[c])
-                elif winner[c] != -1:
-                    bad[part] = True
-                    return
+                    flat_target[np.uint64(point) * channels + c] += widen(flat_grad[row + c])
+        bad[part] = worst > points
 
 
 @jit
