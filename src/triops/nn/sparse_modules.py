@@ -93,7 +93,8 @@ def on_features(module: nn.Module, features: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling() and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
         return _batch_norm(module, features)
-    return module(features)  # type: ignore[no-any-return]
+    rows: Tensor = module(features)
+    return rows
 
 
 def _batch_norm(norm: _BatchNorm, features: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def _batch_norm(norm: _BatchNorm, features: Tensor) -> Tensor:
                 running.add_((seen.detach() - running) * share)
     else:
         mean, variance = norm.running_mean, norm.running_var
-    normal = (wide - mean) * torch.rsqrt(variance + norm.eps)
+    normal: Tensor = (wide - mean) * torch.rsqrt(variance + norm.eps)
     if norm.weight is not None:
         normal = normal * norm.weight + norm.bias
     return normal.to(features.dtype)

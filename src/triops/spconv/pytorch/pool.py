@@ -1,0 +1,31 @@
+"""Names of `spconv.pytorch.pool`."""
+
+from triops.nn.sparse_pool import (
+    SparseAvgPool,
+    SparseAvgPool1d,
+    SparseAvgPool2d,
+    SparseAvgPool3d,
+    SparseAvgPool4d,
+    SparseGlobalAvgPool,
+    SparseGlobalMaxPool,
+    SparseMaxPool,
+    SparseMaxPool1d,
+    SparseMaxPool2d,
+    SparseMaxPool3d,
+    SparseMaxPool4d,
+)
+
+__all__ = [
+    "SparseAvgPool",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseAvgPool4d",
+    "SparseGlobalAvgPool",
+    "SparseGlobalMaxPool",
+    "SparseMaxPool",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
+    "SparseMaxPool3d",
+    "SparseMaxPool4d",
+]
