@@ -1,5 +1,7 @@
 """Operators for detection on points, voxels and boxes: Numba on CPU, Triton on GPU, plain torch everywhere."""
 
+import os as _os
+
 from triops._op import reference_backend
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
@@ -22,3 +24,8 @@ __all__ = [
     "roiaware_pool3d_forward",
     "sparse_output_shape",
 ]
+
+if _os.environ.get("TRIOPS_RECORD"):
+    from triops.acceptance import record as _record
+
+    _record.start(_os.environ["TRIOPS_RECORD"])

@@ -31,8 +31,9 @@ REQUIREMENTS = {"cpu": ("numba", "pip install numba"), "gpu": ("triton", "pip in
 
 _forced_reference = os.environ.get("TRIOPS_BACKEND") == "reference"
 
-# `triops.acceptance` puts a function here when TRIOPS_RECORD asks for every call to be written down.
-recorder: Callable[[Operator, tuple[Any, ...], Any], None] | None = None
+# `triops.acceptance.record` puts a function here when TRIOPS_RECORD asks for every call to be written down.
+# It runs the kernel that it is given.
+recorder: Callable[[Operator, Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
 # dtype annotations of a schema, as a user would say them
 _KINDS: dict[Any, tuple[type | tuple[type, ...], str]] = {
@@ -115,12 +116,8 @@ class Operator:
                 log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
             if backend == "gpu" and torch.cuda.device_count() > 1:
                 with torch.cuda.device(_device_of(args)):  # Triton launches on the current device, not the tensors'
-                    out = kernel(*args)
-            else:
-                out = kernel(*args)
-            if recorder is not None:
-                recorder(self, args, out)
-            return out
+                    return kernel(*args) if recorder is None else recorder(self, kernel, args)
+            return kernel(*args) if recorder is None else recorder(self, kernel, args)
 
         return call
 

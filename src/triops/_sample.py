@@ -5,6 +5,7 @@ Each operator folder has a `samples.py` with
     BAD_CALLS  list of BadCall
     work(operator, args) -> Work             what a call must at least move and compute
     baselines(operator) -> dict[str, fn]     what else computes the same: plain torch, installed peers
+and, where the usual standard does not fit, STANDARD: dict from operator to Standard.
 """
 
 from __future__ import annotations
@@ -59,8 +60,26 @@ class Work(NamedTuple):
     ops: int
 
 
+@dataclass(frozen=True)
+class Standard:
+    """What `triops check` holds an operator to. Indices are always exact; see `triops.acceptance.standard`."""
+
+    floats: Literal["dynamic", "static", "exact"] = "dynamic"  # how float outputs are judged
+    float32: float = 1e-5  # static thresholds
+    half: float = 1e-3
+    network: float = 0.6  # the efficiency that network-scale and general cases should reach
+    general: float = 0.3
+    arithmetic: Literal["vector", "matrix"] = "vector"  # "matrix": the peak is that of matrix products at the dtype
+    why_slower: str = ""  # said of a case below its efficiency, where its size alone does not explain it
+
+
 def module_of(operator: Operator) -> ModuleType:
     return import_module(f"{operator.package}.samples")
+
+
+def standard_of(operator: Operator) -> Standard:
+    declared: dict[str, Standard] = getattr(module_of(operator), "STANDARD", {})
+    return declared.get(operator.name, Standard())
 
 
 def modules() -> list[ModuleType]:

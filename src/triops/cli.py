@@ -1,4 +1,4 @@
-"""The command line: `triops info | demo | bench | warmup`."""
+"""The command line: `triops info | demo | check | replay | bench | warmup`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ try:
     import typer
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError:  # pragma: no cover
-    sys.exit("The command line needs two more packages. Remedy: pip install 'triops[cli]'")
+    sys.exit(
+        "The command line needs two more packages. Remedy: pip install 'triops[cli]'. "
+        "Without them `python -m triops.acceptance` does what `triops check` does."
+    )
 
 if TYPE_CHECKING:
     from triops._bench import Row
+    from triops.acceptance.command import Options
+    from triops.acceptance.results import Report
 
 app = typer.Typer(
     help="Operators for detection on points, voxels and boxes.", no_args_is_help=True, add_completion=False
@@ -156,6 +162,93 @@ def bench(
         raise typer.Exit(1)
 
 
+def run_check(options: Options) -> Report:
+    """The check with a progress bar; what makes no sense is said as typer says it."""
+    import triops  # noqa: F401
+    from triops.acceptance import command
+
+    with _progress() as progress:
+        task = progress.add_task("checking", total=None)
+        try:
+            return command.check(
+                options, lambda r, total: progress.update(task, advance=1, total=total, description=r.operator)
+            )
+        except command.UsageError as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+def show_check(report: Report, every: bool = False) -> None:
+    from triops.acceptance import command
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, heading in enumerate(command.HEADS):
+        if i == 0:
+            table.add_column(heading, min_width=22, overflow="fold")
+        else:
+            table.add_column(heading, no_wrap=True, justify="right" if heading in command.NUMBERS else "left")
+    colours = {"right": "green", "WRONG": "red", "SLOWER": "red"}
+    for operator, rows in command.table(report, every):
+        table.add_section()
+        table.add_row(f"[bold]{operator}[/]")
+        for case, *cells in rows:
+            coloured = (f"[{colours[c]}]{c}[/]" if c in colours else c for c in cells)
+            table.add_row("  " + escape(case), *coloured)
+    console.print(table)
+    for line in command.remarks(report):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"[{'green' if report.passed else 'red'}]{command.headline(report)}[/]", highlight=False)
+
+
+@app.command()
+def check(
+    operators: Annotated[
+        list[str] | None, typer.Argument(metavar="[OP]...", help="operators; all of them if none")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
+    backend: Annotated[str | None, typer.Option(help="reference, cpu or gpu; the device's own by default")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="small cases, and the demo's at network scale")] = False,
+    seed: Annotated[int, typer.Option(help="other random numbers in the samples")] = 0,
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("triops-check"),
+    save_failures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write each failing case to a file here")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="REPORT.JSON", help="fail where this run is slower than that one")
+    ] = None,
+    cases: Annotated[Path | None, typer.Option(metavar="DIR", help="case files instead of the samples")] = None,
+    every: Annotated[bool, typer.Option("--all", help="a row for every case")] = False,
+) -> None:
+    """Hold every kernel to the acceptance standard: right, and near what the machine can do. Writes a report."""
+    from triops.acceptance.command import Options
+
+    report = run_check(
+        Options(tuple(operators or ()), device, backend, quick, False, seed, out, save_failures, baseline, cases)
+    )
+    show_check(report, every)
+    console.print(f"report: {(out / 'report.html').resolve()}", highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="a case file, from --save-failures or TRIOPS_RECORD")],
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
+    backend: Annotated[str | None, typer.Option(help="reference, cpu or gpu; the device's own by default")] = None,
+) -> None:
+    """Run a saved call again, on any backend, and judge what it gives now and what it gave then."""
+    from triops.acceptance import command
+
+    try:
+        told = command.describe_case(file)
+    except command.CaseError as error:
+        raise typer.BadParameter(str(error)) from None
+    for line in told:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    report = run_check(command.Options(device=device, backend=backend, cases=file))
+    show_check(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
 @app.command()
 def warmup() -> None:
     """Compile every CPU kernel now, into the cache, so that no later program waits for it."""
@@ -203,7 +296,12 @@ def demo(
         console.print(f"picture: {picture.resolve()}", highlight=False, soft_wrap=True)
     else:
         console.print("no picture: matplotlib is not installed. Remedy: pip install 'triops[viz]'")
-    if not all(row.right for row in rows):
+    from triops.acceptance.command import Options, headline
+
+    report = run_check(Options(device=where, demo_only=True, out=out))
+    console.print(f"accuracy and efficiency: {headline(report)}", highlight=False)
+    console.print(f"report: {(out / 'report.html').resolve()}", highlight=False, soft_wrap=True)
+    if not (report.passed and all(row.right for row in rows)):
         console.print("[red]an operator differs from its reference[/]")
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops._op import OPERATORS
-from triops._sample import BadCall, Sample, Work
+from triops._sample import BadCall, Sample, Standard, Work
 from triops.ops.bbox_overlaps import bbox_overlaps
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -194,6 +194,8 @@ BAD_CALLS = [
     _bad_backward("gradient of another dtype", TypeError, "grad float64, bboxes1 float32", torch.zeros(3, 3).double()),
     _bad_backward("gradient on another device", ValueError, "grad on meta", torch.zeros(3, 3, device="meta")),
 ]  # fmt: skip
+
+STANDARD = {"bbox_overlaps": Standard("static", float32=1e-5, half=3e-3)}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

@@ -1,0 +1,10 @@
+"""The acceptance standard: is every kernel right, by how much is it off, and how near is it to what the machine can do.
+
+diffs.py      how far a result is from its baseline: four measures and the places of NaN and inf
+standard.py   when that is good enough, and how near to the machine's limits a case should come
+ceilings.py   what the machine can do, measured
+timing.py     how long a call takes
+runner.py     every sample through every kernel
+case_file.py  one call in one file; record.py writes such files from a running program
+report.py     report.html and report.json
+"""

@@ -1,0 +1,269 @@
+"""report.json for programs, and report.html for people: one file, no scripts, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from triops import _sample
+from triops._op import OPERATORS
+from triops.acceptance.results import Report, Result, as_json
+from triops.acceptance.roofline import mark, plot
+
+MEASURES = ("diff1", "diff2", "diff3", "diff4")
+
+
+def write(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write report.html and report.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page, data = folder / "report.html", folder / "report.json"
+    data.write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n")
+    page.write_text(html(report), encoding="utf-8")
+    return page, data
+
+
+def show_time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def show_diff(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.2g}" if 0.01 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def headline(report: Report) -> str:
+    """One sentence: what came of it."""
+    count = len(report.results)
+    parts = [f"{len(report.failed)} of {count:,} cases fail" if report.failed else f"all {count:,} cases pass"]
+    if report.not_refused:
+        parts.append(f"{len(report.not_refused)} malformed calls are not refused as they should be")
+    if report.baseline:
+        slower = len(report.regressions)
+        parts.append(f"{slower} slower than {report.baseline}" if slower else f"none slower than {report.baseline}")
+    return ", ".join(parts)
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def html(report: Report) -> str:
+    style = files("triops.acceptance").joinpath("report.css").read_text(encoding="utf-8")
+    names = list(dict.fromkeys(r.operator for r in report.results))
+    machine = report.environment["gpu" if report.device == "cuda" else "cpu"]
+    scope = "quick: small cases, and the demo's at network scale" if report.quick else "full"
+    verdict = "good" if report.passed else "bad"
+    sentence = escape(_sentence(headline(report)))
+    body = [
+        f'<header><p class="name">triops check</p><h1 class="{verdict}">{sentence}</h1>',
+        f"<p>{escape(report.device)}: {escape(machine)}. {scope}"
+        f"{f', seed {report.seed}' if report.seed else ''}. {datetime.datetime.now():%Y-%m-%d %H:%M}.</p></header>",
+        _tiles(report),
+        _failures(report),
+        _overview(report, names),
+        *(_operator(report, name, i) for i, name in enumerate(names)),
+        _bad_calls(report),
+        _environment(report),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>triops check: {escape(headline(report))}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _tiles(report: Report) -> str:
+    timed = [r for r in report.results if r.seconds is not None]
+    reached = sum(1 for r in timed if r.efficiency and r.efficiency.reached)
+    tiles = [
+        (f"{len(report.results) - len(report.failed):,} / {len(report.results):,}", "cases right", not report.failed),
+        (f"{len(report.bad_calls) - len(report.not_refused):,} / {len(report.bad_calls):,}", "malformed calls refused",
+         not report.not_refused),
+        (f"{reached} / {len(timed)}", "timed cases reach their efficiency", None),
+    ]  # fmt: skip
+    if report.baseline:
+        tiles.append((str(len(report.regressions)), "slower than before", not report.regressions))
+    cells = []
+    for number, words, good in tiles:
+        mood = "" if good is None else " good" if good else " bad"
+        cells.append(f'<div class="tile{mood}"><b>{number}</b><span>{words}</span></div>')
+    return f'<section class="tiles">{"".join(cells)}</section>'
+
+
+def _failures(report: Report) -> str:
+    rows = [
+        f"<li><b>{escape(r.operator)}</b> {escape(r.case)}, {r.dtype}, {r.backend}: "
+        f"{escape('; '.join(r.failures))}</li>"
+        for r in report.failed
+    ]
+    rows += [f"<li><b>{escape(b.name)}</b>: {escape(b.failure)}</li>" for b in report.not_refused]
+    rows += [
+        f"<li><b>{escape(r.operator)}</b> {escape(r.case)}, {r.dtype}: slower, {show_time(r.before_seconds)} before, "
+        f"{show_time(r.seconds)} now</li>"
+        for r in report.regressions
+    ]
+    return f'<section class="failures"><h2>What fails</h2><ul>{"".join(rows)}</ul></section>' if rows else ""
+
+
+def _overview(report: Report, names: list[str]) -> str:
+    rows = []
+    for i, name in enumerate(names):
+        results = [r for r in report.results if r.operator == name]
+        wrong = sum(not r.passed for r in results)
+        best = [r for r in results if r.efficiency and r.scale == "network"] or [r for r in results if r.efficiency]
+        share = max((r.efficiency.best for r in best if r.efficiency), default=None)
+        rows.append(
+            f'<tr><td>{mark(i)}<a href="#{name}">{escape(name)}</a></td>'
+            f"<td class=n>{len(results)}</td><td>{_verdict(not wrong, f'{wrong} wrong')}</td>"
+            f"<td class=n>{_bar(share, None)}</td></tr>"
+        )
+    table = _table(("operator", "n:cases", "accuracy", "n:best efficiency"), rows)
+    if not report.ceilings:
+        return f"<section><h2>Operators</h2>{table}</section>"
+    c = report.ceilings
+    words = (
+        f"Each mark is a timed case. The line is the most this machine gives, measured in this run: "
+        f"{c.bandwidth / 1e9:,.0f} GB/s by a large copy, {c.vector / 1e9:,.0f} G float32 operations a second by a "
+        "product of matrices. A mark above the line worked in the caches; one far below is too small, or waits for "
+        "something other than bandwidth and arithmetic."
+    )
+    return (
+        f"<section><h2>Operators</h2>{table}<h3>How near the machine's limits</h3><p>{words}</p>"
+        f"{plot(report.results, names, c)}</section>"
+    )
+
+
+def _operator(report: Report, name: str, index: int) -> str:
+    results = [r for r in report.results if r.operator == name]
+    timed = [r for r in results if r.seconds is not None]
+    standard = _sample.standard_of(OPERATORS[name])
+    kinds = dict.fromkeys(j.kind for r in results for j in r.judgements)
+    words = {
+        "exact": "index outputs equal the reference bit for bit",
+        "static": f"float outputs within {standard.float32:g} in float32 and {standard.half:g} in half types "
+        "of the float64 reference (diff1, diff2, peak)",
+        "dynamic": "float outputs within ten times what plain torch loses at the same dtype against the float64 "
+        f"reference, or {standard.float32:g} in float32 and {standard.half:g} in half types",
+    }
+    if standard.floats == "exact":
+        words["exact"] = "every output equals the reference bit for bit"
+    asked = "; ".join(words[k] for k in kinds)
+    flips = sum(r.flips for r in results)
+    parts = [f'<section id="{name}"><h2>{mark(index)}{escape(name)}</h2>']
+    parts.append(f"<p>{asked[:1].upper()}{asked[1:]}.")
+    if flips:
+        parts.append(f" In {flips:,} values float64 decides otherwise: a rounding flips a predicate or overflows.")
+    parts.append("</p>")
+    if timed:
+        parts.append(_times(timed))
+        if report.ceilings:
+            names = list(dict.fromkeys(r.operator for r in report.results))
+            picture = plot(report.results, names, report.ceilings, name)
+            parts.append(f"<details><summary>Roofline of {escape(name)}</summary>{picture}</details>")
+    wrong = sum(not r.passed for r in results)
+    summary = f"{len(results)} cases, {f'{wrong} wrong' if wrong else 'all right'}: accuracy of each"
+    parts.append(
+        f"<details{' open' if wrong else ''}><summary>{summary}</summary>{_accuracy(results)}</details></section>"
+    )
+    return "".join(parts)
+
+
+def _times(timed: list[Result]) -> str:
+    rows = []
+    for r in timed:
+        e = r.efficiency
+        assert e is not None
+        assert r.seconds is not None
+        slower = f' <span class="bad">was {show_time(r.before_seconds)}</span>' if r.regression else ""
+        gigabytes, operations = r.bytes / r.seconds / 1e9, r.ops / r.seconds / 1e9
+        rows.append(
+            f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.dtype}</small></td>"
+            f"<td class=n>{show_time(r.seconds)}{slower}</td><td class='n wide'>{show_time(r.eager_seconds)}</td>"
+            f"<td class='n wide'>{gigabytes:,.1f}</td><td class='n wide'>{operations:,.1f}</td>"
+            f"<td class=wide>{e.bound}</td><td class=n>{_bar(e.best, e.line)}</td></tr>"
+        )
+    heads = ("case", "n:time", "nw:eager", "nw:GB/s", "nw:Gop/s", "w:bound by", "n:efficiency")
+    reasons: dict[str, list[str]] = {}
+    for r in timed:
+        if r.efficiency and not r.efficiency.reached:
+            reasons.setdefault(r.efficiency.why, []).append(f"{r.case} ({r.dtype})")
+    notes = "".join(
+        f"<li>{escape(why)}: <span class=dim>{escape('; '.join(cases))}</span></li>" for why, cases in reasons.items()
+    )
+    summary = f"{sum(map(len, reasons.values()))} of {len(timed)} below the line, and why"
+    below = f"<details class=below><summary>{summary}</summary><ul>{notes}</ul></details>" if notes else ""
+    return _table(heads, rows) + below
+
+
+def _accuracy(results: list[Result]) -> str:
+    rows = []
+    for r in results:
+        baseline = "/".join(dict.fromkeys(j.baseline for j in r.judgements))
+        diffs = "".join(
+            f"<td class='n{'' if m == 'diff1' else ' wide'}'>{show_diff(r.worst(m))}</td>" for m in MEASURES
+        )
+        note = f"<small class=bad>{escape('; '.join(r.failures))}</small>" if r.failures else ""
+        rows.append(
+            f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.backend}, {r.dtype}</small>{note}</td>{diffs}"
+            f"<td class=wide>{baseline}</td><td class='n wide'>{r.flips or ''}</td>"
+            f"<td>{_verdict(r.passed, 'wrong')}</td></tr>"
+        )
+    heads = ("case", "n:diff1", "nw:diff2", "nw:diff3", "nw:diff4", "w:baseline", "nw:decided otherwise", "verdict")
+    return _table(heads, rows)
+
+
+def _bad_calls(report: Report) -> str:
+    if not report.bad_calls:
+        return ""
+    rows = [
+        f"<tr><td>{escape(b.name)}</td><td>{escape(b.error)}</td><td>{_verdict(not b.failure, 'not refused')}</td></tr>"
+        for b in report.bad_calls
+    ]
+    table = _table(("malformed call", "error", "verdict"), rows)
+    return (
+        f"<section><h2>Malformed calls</h2><p>Each must raise this error and say what is wrong.</p>"
+        f"<details><summary>{len(rows)} calls</summary>{table}</details></section>"
+    )
+
+
+def _environment(report: Report) -> str:
+    pairs = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in report.environment.items())
+    return f"<section><h2>Environment</h2><dl>{pairs}</dl></section>"
+
+
+def _table(heads: Iterable[str], rows: list[str]) -> str:
+    """A head is `flags:words`; n: a number, w: left out on a narrow screen."""
+    cells = []
+    for head in heads:
+        flags, _, words = head.rpartition(":")
+        kind = " ".join(c for f, c in (("n", "n"), ("w", "wide")) if f in flags)
+        cells.append(f"<th class='{kind}'>{words}</th>")
+    head, body = f"<thead><tr>{''.join(cells)}</tr></thead>", f"<tbody>{''.join(rows)}</tbody>"
+    return f'<div class="scroll"><table>{head}{body}</table></div>'
+
+
+def _verdict(good: bool, otherwise: str) -> str:
+    return '<span class="good">right</span>' if good else f'<span class="bad">{otherwise}</span>'
+
+
+def _bar(share: float | None, line: float | None) -> str:
+    """A share of the machine as a number and a bar, with a tick where the case should be."""
+    if share is None:
+        return "<span class=dim>not timed</span>"
+    low = " low" if line is not None and share < line else ""
+    tick = f'<i style="left:{line * 100:.0f}%"></i>' if line is not None else ""
+    return (
+        f'<span class="share{low}">{share * 100:.{0 if share >= 0.1 else 1}f} %</span>'
+        f'<span class="bar{low}"><em style="width:{min(share, 1) * 100:.1f}%"></em>{tick}</span>'
+    )

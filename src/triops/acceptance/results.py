@@ -1,0 +1,166 @@
+"""What came of a check: one `Result` a case, one `Report` a run, its JSON, and an earlier one to compare with."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triops import _info
+from triops.acceptance.ceilings import Ceilings
+from triops.acceptance.standard import Efficiency, Judgement
+
+
+@dataclass(frozen=True)
+class Result:
+    operator: str
+    case: str
+    scale: str
+    backend: str
+    dtype: str
+    judgements: list[Judgement]
+    error: str = ""  # an exception that came instead of a result
+    seconds: float | None = None
+    eager_seconds: float | None = None
+    bytes: int = 0
+    ops: int = 0
+    efficiency: Efficiency | None = None
+    recorded: list[str] = field(default_factory=list)  # what is wrong with the outputs of a case file
+    before_seconds: float | None = None  # the time in the report that `--baseline` names
+    regression: bool = False
+
+    @property
+    def failures(self) -> list[str]:
+        several = len(self.judgements) > 1
+        found = [self.error] if self.error else []
+        for i, judgement in enumerate(self.judgements):
+            found += [f"output {i}: {f}" if several else f for f in judgement.failures]
+        return found
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def worst(self, measure: str) -> float | None:
+        """The largest of one measure over the outputs; diff4 by its distance from an even share."""
+        found = [v for j in self.judgements if (v := getattr(j.diffs, measure)) is not None]
+        if measure == "diff4":
+            found = [j.diffs.diff4 for j in self.judgements if j.kind != "exact" and j.diffs.diff4 is not None]
+            return max(found, key=lambda share: abs(share - 0.5), default=None)
+        return max(found, default=None)
+
+    @property
+    def flips(self) -> int:
+        return sum(j.flips for j in self.judgements)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (self.operator, self.case, self.backend, self.dtype)
+
+
+@dataclass(frozen=True)
+class BadCallResult:
+    name: str
+    error: str
+    failure: str  # empty: refused as it should be
+
+
+@dataclass
+class Report:
+    device: str
+    quick: bool
+    seed: int
+    environment: dict[str, str]
+    ceilings: Ceilings | None
+    results: list[Result] = field(default_factory=list)
+    bad_calls: list[BadCallResult] = field(default_factory=list)
+    baseline: str = ""  # the report that times were compared with
+
+    @property
+    def failed(self) -> list[Result]:
+        return [r for r in self.results if not r.passed]
+
+    @property
+    def regressions(self) -> list[Result]:
+        return [r for r in self.results if r.regression]
+
+    @property
+    def slow(self) -> list[Result]:
+        return [r for r in self.results if r.efficiency and not r.efficiency.reached]
+
+    @property
+    def not_refused(self) -> list[BadCallResult]:
+        return [b for b in self.bad_calls if b.failure]
+
+    @property
+    def passed(self) -> bool:
+        return not (self.failed or self.regressions or self.not_refused)
+
+
+def environment() -> dict[str, str]:
+    """What a report must say about the machine; two runs with equal "machine" can be compared in time."""
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    machine = f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return {"cpu": machine, "gpu": gpu, "system": platform.platform(), **_info.versions()}
+
+
+def as_json(report: Report) -> Any:
+    """Everything, as strict JSON can hold it: inf and NaN become words."""
+    cases = []
+    for r in report.results:
+        row = asdict(r)
+        row["passed"], row["failures"] = r.passed, r.failures
+        if r.efficiency:
+            row["efficiency"] |= {
+                "bound": r.efficiency.bound,
+                "best": r.efficiency.best,
+                "reached": r.efficiency.reached,
+            }
+        cases.append(row)
+    whole = {
+        "format": 1, "passed": report.passed, "device": report.device, "quick": report.quick, "seed": report.seed,
+        "environment": report.environment, "ceilings": asdict(report.ceilings) if report.ceilings else None,
+        "baseline": report.baseline, "cases": cases, "bad_calls": [asdict(b) for b in report.bad_calls],
+    }  # fmt: skip
+    return _plain(whole)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class BaselineError(ValueError):
+    """A report that this run cannot be compared with."""
+
+
+def _key(case: dict[str, Any]) -> tuple[str, ...]:
+    return (case["operator"], case["case"], case["backend"], case["dtype"])
+
+
+def read_baseline(path: Path, device: str) -> dict[tuple[str, ...], float]:
+    """Times of an earlier report by operator, case, backend and dtype; refused where it is of another machine."""
+    try:
+        found = json.loads(path.read_text())
+        theirs = found["environment"]["cpu" if device == "cpu" else "gpu"]
+        same_device, cases = found["device"] == device, found["cases"]
+        times = {_key(c): float(c["seconds"]) for c in cases if c["seconds"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BaselineError(f"{path}: not a report.json of `triops check` ({type(error).__name__}: {error})") from None
+    ours = environment()["cpu" if device == "cpu" else "gpu"]
+    if not same_device or theirs != ours:
+        raise BaselineError(f"{path} was taken on {found['device']}, {theirs}; this is {device}, {ours}: no comparison")
+    return times

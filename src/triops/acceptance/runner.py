@@ -1,0 +1,198 @@
+"""Every sample through every kernel: run, judge, time. `results.py` holds what comes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops import _sample
+from triops._op import OPERATORS, REQUIREMENTS, Operator
+from triops.acceptance import case_file
+from triops.acceptance.ceilings import Ceilings
+from triops.acceptance.inputs import poisoned_allocations, reseeded
+from triops.acceptance.results import BadCallResult, Result
+from triops.acceptance.standard import efficiency, is_regression, judge
+from triops.acceptance.timing import measure
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call to check. `make` gives its arguments, on the CPU."""
+
+    operator: str
+    case: str
+    scale: str  # network, general or boundary; "recorded" for a case file
+    dtype: torch.dtype
+    make: Callable[[], tuple[Any, ...]]
+    timed: bool = False
+    recorded: list[Tensor] | None = None
+
+
+def backend_for(operator: Operator, device: str) -> str:
+    """Which kernel a call on this device takes."""
+    backend = "cpu" if device == "cpu" else "gpu"
+    return backend if backend in operator.backends and find_spec(REQUIREMENTS[backend][0]) else "reference"
+
+
+def prepare_backend(backend: str, device: str) -> None:
+    """GPU kernels on a machine without a GPU run in Triton's interpreter, which is chosen before Triton is imported."""
+    if backend == "gpu" and device == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1" and "triton" in sys.modules:
+            raise RuntimeError("Triton is already loaded without its interpreter: set TRITON_INTERPRET=1")
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def tasks(
+    operators: Sequence[str] = (), *, quick: bool = False, demo_only: bool = False, seed: int = 0,
+    cases: Path | None = None,
+) -> list[Task]:  # fmt: skip
+    """What there is to check: quick leaves out the network scales but for the demo's, in their first dtype."""
+    if cases is not None:
+        return [t for t in case_tasks(cases) if not operators or t.operator in operators]
+    found = []
+    for sample in _sample.all_samples():
+        if operators and sample.operator not in operators:
+            continue
+        if (demo_only and not sample.demo) or (quick and sample.scale == "network" and not sample.demo):
+            continue
+        first_only = demo_only or (quick and sample.scale == "network")
+        timed = sample.scale == "network" or (sample.scale == "general" and not quick)
+        for dtype in sample.dtypes[:1] if first_only else sample.dtypes:
+            make = partial(_make, sample, dtype, seed)
+            found.append(Task(sample.operator, sample.name, sample.scale, dtype, make, timed))
+    return found
+
+
+def _make(sample: _sample.Sample, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+    with reseeded(seed):
+        return sample.make(dtype)
+
+
+def case_tasks(path: Path) -> list[Task]:
+    """One case file, or every one in a folder."""
+    files = sorted(path.glob(f"*{case_file.SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise case_file.CaseError(f"{path}: no case file (*{case_file.SUFFIX}) here")
+    found = []
+    for file in files:
+        case = case_file.read(file)
+        floats = [t.dtype for t in _sample.tensors_of(case.args) if t.is_floating_point()]
+        dtype = (floats or [t.dtype for t in _sample.tensors_of(case.args)] or [torch.float32])[0]
+        found.append(Task(case.operator, file.name, "recorded", dtype, lambda a=case.args: a, recorded=case.outputs))  # type: ignore[misc]
+    return found
+
+
+def check(
+    todo: Sequence[Task], device: str, *, backend: str | None = None, ceilings: Ceilings | None = None,
+    seconds: float = 0.2, before: dict[tuple[str, ...], float] | None = None, save_failures: Path | None = None,
+) -> Iterator[Result]:  # fmt: skip
+    """Check the tasks one by one; with ceilings the timed ones are timed."""
+    for task in todo:
+        operator = OPERATORS[task.operator]
+        use = backend or backend_for(operator, device)
+        prepare_backend(use, device)
+        args = task.make()
+        result, outputs = _judged(task, operator, use, device, args)
+        if ceilings and task.timed and result.passed:
+            result = _timed(result, task, operator, use, device, args, ceilings, seconds, before or {})
+        if save_failures and not result.passed:
+            _save(save_failures, result, args, outputs)
+        yield result
+
+
+def _judged(
+    task: Task, operator: Operator, backend: str, device: str, args: tuple[Any, ...]
+) -> tuple[Result, list[Tensor] | None]:
+    """The verdict on one call, and what the kernel gave."""
+    standard, dtype = _sample.standard_of(operator), str(task.dtype).removeprefix("torch.")
+    result = Result(task.operator, task.case, task.scale, backend, dtype, [])
+    try:
+        operator.check(*args)
+        with poisoned_allocations():
+            outputs = _sample.tensors_of(operator.kernel(backend)(*_sample.to_device(args, device)))
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:  # whatever a kernel throws is its verdict, and the other cases still run
+        return replace(result, error=f"{type(error).__name__}: {error}"), None
+    where = device if task.scale == "network" else "cpu"
+    own, wide = references(operator, _sample.to_device(args, where))
+    judgements = judge(outputs, own, wide, standard)
+    if where != "cpu" and not all(j.passed for j in judgements):
+        own, wide = references(operator, args)  # the CPU's word is final: other devices round cos and division anew
+        judgements = judge(outputs, own, wide, standard)
+    recorded = []
+    if task.recorded is not None:
+        recorded = [f for j in judge(task.recorded, own, wide, standard) for f in j.failures]
+    return replace(result, judgements=judgements, recorded=recorded), outputs
+
+
+def references(operator: Operator, args: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """The reference at the arguments' own dtype, and in float64."""
+    own = _sample.tensors_of(operator.reference(*args))
+    wider = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    same = all(a.dtype == w.dtype for a, w in zip(_sample.tensors_of(args), _sample.tensors_of(wider), strict=True))
+    return own, own if same else _sample.tensors_of(operator.reference(*wider))
+
+
+def _timed(
+    result: Result, task: Task, operator: Operator, backend: str, device: str, args: tuple[Any, ...],
+    ceilings: Ceilings, budget: float, before: dict[tuple[str, ...], float],
+) -> Result:  # fmt: skip
+    moved = _sample.to_device(args, device)
+    # Through the dispatcher, as a user calls it, unless another backend is asked for.
+    call = (
+        partial(operator, *moved)
+        if backend == backend_for(operator, device)
+        else partial(operator.kernel(backend), *moved)
+    )
+    times = measure(call, device, budget)
+    earlier = before.get(result.key)
+    for _ in range(2):  # a machine that was busy for a moment is no regression
+        if earlier is None or not is_regression(earlier, times.seconds):
+            break
+        times = min(times, measure(call, device, budget), key=lambda t: t.seconds)
+    work, standard = _sample.module_of(operator).work(operator.name, args), _sample.standard_of(operator)
+    peak = ceilings.peak(standard.arithmetic, task.dtype)
+    found = efficiency(
+        times.seconds, work.bytes, work.ops, ceilings.bandwidth, peak, ceilings.call, task.scale, standard
+    )
+    return replace(
+        result, seconds=times.seconds, eager_seconds=times.eager, bytes=work.bytes, ops=work.ops, efficiency=found,
+        before_seconds=earlier, regression=earlier is not None and is_regression(earlier, times.seconds),
+    )  # fmt: skip
+
+
+def _save(folder: Path, result: Result, args: tuple[Any, ...], outputs: list[Tensor] | None) -> None:
+    words = "-".join((result.operator, result.case, result.dtype, result.backend))
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in words)
+    about = {"case": result.case, "backend": result.backend, "failures": result.failures}
+    case_file.write(folder / f"{name}{case_file.SUFFIX}", case_file.Case(result.operator, args, outputs, about))
+
+
+def check_bad_calls(operators: Sequence[str] = ()) -> list[BadCallResult]:
+    """Every malformed call of the samples: refused, with the right error, in the right words."""
+    import re
+
+    found = []
+    for module in _sample.modules():
+        names = [op.name for op in OPERATORS.values() if _sample.module_of(op) is module]
+        if operators and not set(names) & set(operators):
+            continue
+        for bad in module.BAD_CALLS:
+            failure = "was accepted"
+            try:
+                bad.call()
+            except Exception as error:  # whatever comes is compared with what should have come
+                right = type(error) is bad.error and re.search(bad.match, str(error))
+                failure = "" if right else f"raised {type(error).__name__}: {error}"
+            found.append(BadCallResult(bad.name, bad.error.__name__, failure))
+    return found

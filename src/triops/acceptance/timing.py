@@ -1,0 +1,91 @@
+"""How long a call takes: medians, on a CPU by torch's own benchmark timer, on a GPU by events."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FLUSH_BYTES = 256 * 2**20  # more than any GPU's L2
+
+
+@dataclass(frozen=True)
+class Times:
+    seconds: float  # on a GPU the replay of a CUDA graph where one can be captured: what the kernels cost
+    eager: float  # what a plain loop of calls sees
+
+
+def measure(call: Callable[[], Any], device: str, budget: float) -> Times:
+    """Median time of one call, warm, within about `budget` seconds."""
+    if device == "cpu":
+        seconds = _cpu_seconds(call, budget)
+        return Times(seconds, seconds)
+    eager = _eager_seconds(call, budget)
+    return Times(_graph_seconds(call, budget) or eager, eager)
+
+
+def _cpu_seconds(call: Callable[[], Any], budget: float) -> float:
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return float(timer.blocked_autorange(min_run_time=budget).median)
+
+
+def _eager_seconds(call: Callable[[], Any], budget: float) -> float:
+    for _ in range(3):
+        call()
+    rounds, repeats = [], 1
+    while repeats < 64 and _loop_seconds(call, repeats) < budget / 5:
+        repeats *= 2
+    for _ in range(5):
+        rounds.append(_loop_seconds(call, repeats) / repeats)
+    return statistics.median(rounds)
+
+
+def _loop_seconds(call: Callable[[], Any], repeats: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop) * 1e-3)
+
+
+def _graph_seconds(call: Callable[[], Any], budget: float) -> float | None:
+    """Replays of a captured graph, with a cache-sized write between them; None where the call cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:  # a call that waits for the GPU, because its output's size depends on the data
+        torch.cuda.synchronize()
+        return None
+    return events_seconds(graph.replay, budget)
+
+
+def events_seconds(call: Callable[[], Any], budget: float) -> float:
+    """Median over single calls, each after a write that empties the cache."""
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def once() -> float:
+        flush.zero_()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop) * 1e-3)
+
+    first = once()
+    count = min(200, max(5, int(budget / (first + 200e-6))))
+    return statistics.median(once() for _ in range(count))
