@@ -8,6 +8,10 @@ copy of its own, and the copies are summed in a fixed order, so two runs give th
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from triops._box.cpu import cell, frames, inside
 from triops._box.reference import compute_dtype
@@ -19,6 +23,7 @@ TILE = 512
 PAIRS = 200_000  # point-RoI tests worth a thread
 CELLS = 8_192  # cells worth a thread of the backward
 COPIES = 64 * 2**20  # bytes that the threads' copies of the gradient may take
+AHEAD = 256  # elements ahead of a walk that are fetched: the machine's own prefetching stops at page borders
 
 
 def roiaware_pool3d_forward(
@@ -149,6 +154,22 @@ def _average(begin, end, rois, points, features, bottom, margin, out_x, out_y, o
                 mean[c] = narrow(total[c] / total.dtype.type(listed[0]), mean)
 
 
+@intrinsic
+def _prefetch(typing_context, array, index):
+    """Start loading array[index] of a flat array. The index may lie anywhere: a prefetch never faults."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        address = builder.bitcast(builder.gep(data, [args[1]]), pointer)
+        builder.call(function, [address, i32(0), i32(3), i32(1)])  # to read, into all caches, as data
+        return context.get_dummy_value()
+
+    return types.none(array, types.uint64), generate
+
+
 @jit
 def _share(cells, part, parts):
     return cells * part // parts, cells * (part + 1) // parts
@@ -166,6 +187,8 @@ def _scatter_max(begin, end, argmax, grad, copies, bad):
         worst = np.uint32(0)
         for v in range(np.uint64(first), np.uint64(last)):
             row = v * channels
+            _prefetch(flat_argmax, row + np.uint64(AHEAD))
+            _prefetch(flat_grad, row + np.uint64(AHEAD))
             highest = np.uint32(0)  # of index + 1, so that -1, none, is 0 and below it comes what is too large
             for c in range(channels):
                 highest = max(highest, np.uint32(flat_argmax[row + c] + np.int32(1)))
@@ -185,11 +208,13 @@ def _scatter_avg(begin, end, lists, grad, copies, bad):
     cells, slots = lists.shape
     channels = grad.shape[1]
     points = np.uint32(copies.shape[1])
+    flat_lists = lists.reshape(-1)
     share = np.empty(channels, copies.dtype)
     for part in range(begin, end):
         grad_in = copies[part]
         first, last = _share(cells, part, copies.shape[0])
         for v in range(first, last):
+            _prefetch(flat_lists, np.uint64(v + 16) * np.uint64(slots))
             n = lists[v, 0]
             if n == 0:
                 continue
