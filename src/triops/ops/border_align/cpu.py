@@ -12,7 +12,7 @@ from triops._launch import as_numpy, jit, run
 from triops.ops.border_align.reference import compute_dtype, empty_like_format, empty_outputs, format_of, refuse_argmax
 
 STRIP = 16  # boxes turned back to NCHW at a time
-CHANNELS = 16  # channels of a tile when turning, and of one work item of the backward
+CHANNELS = 16  # channels of a tile when turning
 PIXELS = 64
 SAMPLED = 50_000  # channel samples worth a thread
 
@@ -56,14 +56,15 @@ def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
     # In memory, from one row (an edge of a box) or pixel to the next, and from one channel to the next.
     if layout == torch.channels_last:
         row_stride, channel_stride, pixel_stride, plane_stride = channels, 1, 4 * channels, 1
+        block = max(1, min(64, channels))  # neighbours are read together
     else:
         row_stride, channel_stride, pixel_stride, plane_stride = 1, 4 * total, 1, height * width
-    blocks = -(-channels // CHANNELS)
-    grain = max(1, SAMPLED // (4 * CHANNELS * max(total, 1)))
+        block = max(1, min(16, channels))
+    grain = max(1, SAMPLED // (4 * block * max(total, 1)))
     run(
-        _scatter, batch * 4 * blocks, grain,
+        _scatter, batch * 4 * -(-channels // block), grain,
         _flat(grad_output.to(real), layout), as_numpy(boxes.to(real)), _flat(argmax, layout),
-        channels, height, width, pool_size, blocks, row_stride, channel_stride, pixel_stride, plane_stride,
+        channels, height, width, pool_size, block, row_stride, channel_stride, pixel_stride, plane_stride,
         _flat(grad, layout), out_of_range,
     )  # fmt: skip
     if out_of_range[0]:
@@ -256,7 +257,7 @@ def _turn(begin, end, planes, pixels):
 
 @jit
 def _scatter(
-    begin, end, given, boxes, argmax, channels, height, width, pool_size, blocks,
+    begin, end, given, boxes, argmax, channels, height, width, pool_size, block,
     row_stride, channel_stride, pixel_stride, plane_stride, grad, out_of_range,
 ):  # fmt: skip
     """Writes the gradient of an item: the channels of one block, edge and image.
@@ -265,11 +266,11 @@ def _scatter(
     are taken in a compact tile: in the map itself pixels lie a power of two apart and fight for cache sets.
     """
     real, total, pixels = grad.dtype.type, boxes.shape[1], height * width
-    tile = np.empty((pixels, CHANNELS), grad.dtype)
+    blocks = -(-channels // block)
+    tile = np.empty((pixels, block), grad.dtype)
     for item in range(begin, end):
-        n, edge, block = item // (4 * blocks), item // blocks % 4, item % blocks
-        first = block * CHANNELS
-        count = min(CHANNELS, channels - first)
+        n, edge, first = item // (4 * blocks), item // blocks % 4, item % blocks * block
+        count = min(block, channels - first)
         horizontal = edge % 2 == 0
         size, fixed_size = (width, height) if horizontal else (height, width)
         along, across = (1, width) if horizontal else (width, 1)

@@ -30,6 +30,7 @@ SECOND_LEVEL_CACHE = 64 * 2**20  # a map beyond this is read in order of the box
 MANY_BOXES = 1024  # fewer boxes than this are not worth ordering
 BINS = 256  # of that order
 BYTE_STEPS = 256  # numbers of steps that travel as bytes while results lie channels-last
+WIDE = 2**31  # elements of an image or of the scratch from which offsets take 64 bits
 SCRATCH = 250 * 2**20  # bytes the backward's scratch may take, unless one channel of one image needs more
 
 
@@ -84,7 +85,7 @@ def _align(input, boxes, pool_size, output, argmax):
     _align_kernel[(batch * 4 * channel_blocks * chunks,)](
         input, boxes, order, output, argmax,
         channels, total, height, width, pool_size, chunks, channel_blocks, image_stride, row_stride, column_stride,
-        ORDERED=in_order, EVEN=channels % channel_block == 0, WIDE=height * row_stride >= 2**31,
+        ORDERED=in_order, EVEN=channels % channel_block == 0, WIDE=height * row_stride >= WIDE,
         BOXES_A_PROGRAM=boxes_a_program, BOXES=box_block, CHANNELS=channel_block, UNROLL=unroll,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
@@ -154,7 +155,7 @@ def _accumulate(grad_output, boxes, argmax, pool_size, grad, channels_last):
                 strides = height * width * 4 * count, count, 1, width * 4 * count, 4 * count
             else:
                 strides = 4 * count * height * width, count * height * width, height * width, width, 1
-            wide = scratch.numel() >= 2**31
+            wide = scratch.numel() >= WIDE
             channel_blocks = _ceil_div(count, channel_block)
             _scatter_kernel[(image_count * channel_blocks * row_blocks,)](
                 grad_output, boxes, argmax, scratch,

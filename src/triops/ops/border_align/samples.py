@@ -141,13 +141,14 @@ def _backward_of(forward: Make) -> Make:
 
 
 _LAYOUTS = ("NCHW", "NHWC")
-_LARGE: Shape = (2, 256, 100, 152, 15200, 10)
+_LARGE: Shape = (2, 256, 100, 152, 15200, 10)  # the largest map of a feature pyramid
 _SMALL: Shape = (2, 5, 6, 7, 9, 3)
 _NETWORK: list[Shape] = [
     (2, 256, 7, 10, 70, 10),
     (2, 256, 25, 38, 950, 10),
     (2, 128, 10, 7, 70, 10),
     (1, 16, 6, 7, 20, 1000),
+    _LARGE,
 ]
 _GENERAL: list[Shape] = [(3, 1, 10, 10, 5, 8), (3, 102, 8, 10, 80, 2), (3, 2, 8, 100, 800, 1)]
 _BOUNDARY: list[Shape] = [
@@ -162,20 +163,13 @@ def _describe(shape: Shape, layout: str) -> str:
     return f"[{batch}, {4 * channels}, {height}, {width}] {layout}, {boxes} boxes, pool {pool_size}"
 
 
-# The largest map of a feature pyramid: for benchmarks on a GPU, too long for tests on a CPU.
-LARGE = [
-    Sample(operator, _describe(_LARGE, layout), make(_LARGE, layout=layout), "network")
-    for operator, make in (("border_align_forward", _maps), ("border_align_backward", _gradients))
-    for layout in _LAYOUTS
-]  # fmt: skip
-
-SAMPLES = []
+SAMPLES: list[Sample] = []
 for _operator, _make in (("border_align_forward", _maps), ("border_align_backward", _gradients)):
     for _shape in _NETWORK:
         for _layout in _LAYOUTS:
             SAMPLES.append(
                 Sample(_operator, _describe(_shape, _layout), _make(_shape, layout=_layout), "network",
-                       demo=_shape == _NETWORK[1] and _layout == "NHWC")
+                       demo=_shape == _NETWORK[1] and _layout == "NHWC", gpu_only=_shape == _LARGE)
             )  # fmt: skip
     for _layout in _LAYOUTS:
         SAMPLES.append(Sample(_operator, _describe(_SMALL, _layout), _make(_SMALL, layout=_layout)))
@@ -184,12 +178,13 @@ for _operator, _make in (("border_align_forward", _maps), ("border_align_backwar
                    _make(_SMALL, layout=_layout, placed="around", seed=1))
         )  # fmt: skip
     for _i, _shape in enumerate(_GENERAL):
-        SAMPLES.append(Sample(_operator, _describe(_shape, _LAYOUTS[_i % 2]), _make(_shape, layout=_LAYOUTS[_i % 2])))
+        _layout = _LAYOUTS[_i % 2]
+        SAMPLES.append(Sample(_operator, _describe(_shape, _layout), _make(_shape, layout=_layout)))
     for _i, _shape in enumerate(_BOUNDARY):
         _layout = _LAYOUTS[_i % 2]
         SAMPLES.append(
             Sample(_operator, _describe(_shape, _layout),
-                   _make(_shape, layout=_layout, placed="around", seed=_i), "boundary")
+                   _make(_shape, layout=_layout, placed="around", seed=_i), "boundary", (torch.float32, torch.float16))
         )  # fmt: skip
 for _layout in _LAYOUTS:
     _special: dict[str, Make] = {
