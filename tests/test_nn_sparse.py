@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -666,3 +667,20 @@ def test_two_processes_share_gradients(tmp_path: Path):
     for rank in range(2):
         for shared, *grads in zip(torch.load(tmp_path / f"{rank}.pt"), *own, strict=True):
             torch.testing.assert_close(shared, (grads[0] + grads[1]) / 2, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- what the documentation says
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_examples_of_the_documentation_run():
+    text = (ROOT / "docs" / "sparse.md").read_text(encoding="utf-8")
+    code = "\n".join(block.split("```")[0] for block in text.split("```python\n")[1:])
+    torch._dynamo.reset()
+    exec(compile(code, "docs/sparse.md", "exec"), {"__name__": "docs"})
+
+
+def test_the_example_trains_a_few_steps():
+    example = runpy.run_path(str(ROOT / "examples" / "train_sparse_shapes.py"))
+    assert 0 <= example["main"](["--steps", "3", "--batch", "4", "--test-batches", "1", "--device", "cpu"]) <= 1
