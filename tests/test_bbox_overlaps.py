@@ -154,6 +154,14 @@ def test_leading_dimensions_broadcast() -> None:
             assert torch.equal(got[i, j], triops.bbox_overlaps(first[i, 0], second[j]))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_boxes_may_start_anywhere_in_memory(backend: str, dtype: torch.dtype) -> None:
+    memory = torch.cat([torch.zeros(1), random_boxes(6).flatten()]).to(dtype)
+    moved = memory.to(device_of(backend))[1:].view(6, 4)
+    assert torch.equal(overlaps(backend, moved, moved), overlaps(backend, moved.clone(), moved.clone()))
+
+
 def test_a_result_too_large_for_memory_fails_at_once_with_torchs_own_error() -> None:
     boxes = torch.zeros(1, 4).expand(2**23, 4)
     with pytest.raises(RuntimeError, match="alloc"):

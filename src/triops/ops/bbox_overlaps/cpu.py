@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, run
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ROWS = 128
@@ -27,16 +27,17 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
     if out.numel() == 0:
         return out
     options = mode == "iof", _typed(offset, bboxes1.dtype)
+    in_huge_pages(out)
     if aligned:
         boxes1, boxes2 = _rows(bboxes1, out.shape), _rows(bboxes2, out.shape)
         run(_aligned, out.numel(), GRAIN, boxes1, boxes2, *options, as_bits(out).reshape(-1))
         return out
-    lead, (rows, columns) = out.shape[:-2], out.shape[-2:]
-    boxes1, boxes2 = as_bits(batches(bboxes1, lead)), as_bits(batches(bboxes2, lead))
-    row_tiles, column_tiles = -(-rows // ROWS), -(-columns // COLUMNS)
-    grain = max(1, GRAIN // (min(rows, ROWS) * min(columns, COLUMNS)))
+    *lead, rows, columns = out.shape
+    boxes1, boxes2 = _batches(bboxes1, lead), _batches(bboxes2, lead)
     out_rows = as_bits(out).reshape(-1, rows, columns)
-    run(_tiles, lead.numel() * row_tiles * column_tiles, grain, boxes1, boxes2, *options, out_rows)
+    tiles = out_rows.shape[0] * -(-rows // ROWS) * -(-columns // COLUMNS)
+    grain = max(1, GRAIN // (min(rows, ROWS) * min(columns, COLUMNS)))
+    run(_tiles, tiles, grain, boxes1, boxes2, *options, out_rows)
     return out
 
 
@@ -63,7 +64,7 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
         )
     else:
         lead, (rows, columns) = grad.shape[:-2], grad.shape[-2:]
-        boxes1, boxes2 = as_bits(batches(bboxes1, lead)), as_bits(batches(bboxes2, lead))
+        boxes1, boxes2 = _batches(bboxes1, lead), _batches(bboxes2, lead)
         parts = min(PARTS, -(-rows // 16))
         grad1 = torch.zeros(lead.numel(), rows, 4, dtype=real)
         partial2 = torch.empty(lead.numel(), parts, columns, 4, dtype=real)
@@ -75,6 +76,11 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
     return tuple(
         g.sum_to_size(b.shape).to(b.dtype).contiguous() for g, b in ((grad1, bboxes1), (grad2, bboxes2))
     )  # fmt: skip
+
+
+def _batches(bboxes, lead):
+    """[B, rows, 4], or [1, rows, 4] where all batches share one set."""
+    return as_bits(bboxes)[None] if bboxes.dim() == 2 else as_bits(batches(bboxes, lead))
 
 
 def _typed(offset, dtype):

@@ -43,6 +43,8 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
     count1, count2 = shape[-2:]
     boxes1, stride1 = _batches(bboxes1, shape[:-2])
     boxes2, stride2 = _batches(bboxes2, shape[:-2])
+    if boxes2.data_ptr() % 8:  # a view into a larger tensor; columns are read 8 bytes at a time
+        boxes2 = boxes2.clone()
     rows, columns, warps = _tile(total, count2, out.element_size())
     row_tiles, column_tiles = -(-count1 // rows), -(-count2 // columns)
     unit = math.gcd(count2, 16)
@@ -116,10 +118,32 @@ def _tile(total, count2, element_size):
 
 @triton.jit
 def _load_boxes(boxes, i, mask, REAL: tl.constexpr):
-    """x1, y1, x2, y2."""
-    # Field by field: so the loads take the layout of the stores, and nothing is rearranged in between.
-    x1, y1 = tl.load(boxes + i * 4, mask, 0.0), tl.load(boxes + i * 4 + 1, mask, 0.0)
-    x2, y2 = tl.load(boxes + i * 4 + 2, mask, 0.0), tl.load(boxes + i * 4 + 3, mask, 0.0)
+    """x1, y1, x2, y2 of boxes `i`, each read in one piece."""
+    fields = tl.load(boxes + i[:, None] * 4 + tl.arange(0, 4)[None, :], mask[:, None], 0.0).to(REAL)
+    x, y = tl.split(tl.reshape(fields, (fields.shape[0], 2, 2)))
+    x1, x2 = tl.split(x)
+    y1, y2 = tl.split(y)
+    return x1, y1, x2, y2
+
+
+@triton.jit
+def _load_columns(boxes, i, mask, REAL: tl.constexpr):
+    """The same, a box as one or two integers: so a thread may hold the neighbours that it stores together."""
+    dtype: tl.constexpr = boxes.dtype.element_ty
+    if dtype == tl.float64:
+        x1, y1, x2, y2 = _load_boxes(boxes, i, mask, REAL)
+    elif dtype == tl.float32:
+        pairs = boxes.to(tl.pointer_type(tl.int64)) + i * 2
+        first, second = tl.load(pairs, mask, 0), tl.load(pairs + 1, mask, 0)
+        x1, y1 = first.to(tl.int32).to(dtype, bitcast=True), (first >> 32).to(tl.int32).to(dtype, bitcast=True)
+        x2, y2 = second.to(tl.int32).to(dtype, bitcast=True), (second >> 32).to(tl.int32).to(dtype, bitcast=True)
+    else:
+        fields = tl.load(boxes.to(tl.pointer_type(tl.int64)) + i, mask, 0)
+        x1, y1 = fields.to(tl.int16).to(dtype, bitcast=True), (fields >> 16).to(tl.int16).to(dtype, bitcast=True)
+        x2, y2 = (
+            (fields >> 32).to(tl.int16).to(dtype, bitcast=True),
+            (fields >> 48).to(tl.int16).to(dtype, bitcast=True),
+        )
     return x1.to(REAL), y1.to(REAL), x2.to(REAL), y2.to(REAL)
 
 
@@ -130,13 +154,9 @@ def _area(x1, y1, x2, y2, OFFSET_X: tl.constexpr, OFFSET_Y: tl.constexpr):
 
 
 @triton.jit
-def _weight(x1, y1, x2, y2, IOF: tl.constexpr, OFFSET_X: tl.constexpr, OFFSET_Y: tl.constexpr):
-    """What a second box adds to the denominator: its area, or for IoF 0, and NaN if it is not finite."""
-    if IOF:
-        weight = ((x1 - x1) + (y1 - y1)) + ((x2 - x2) + (y2 - y2))
-    else:
-        weight = _area(x1, y1, x2, y2, OFFSET_X, OFFSET_Y)
-    return weight
+def _zero(x1, y1, x2, y2):
+    """0, or NaN where the box is not finite."""
+    return ((x1 - x1) + (y1 - y1)) + ((x2 - x2) + (y2 - y2))
 
 
 @triton.jit
@@ -191,9 +211,10 @@ def _overlaps_kernel(
     batch = (tile // row_tiles // column_tiles).to(tl.int64)
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < count2
-    x1, y1, x2, y2 = _load_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
+    x1, y1, x2, y2 = _load_columns(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
     y1, y2 = y1 * Y_UNIT, y2 * Y_UNIT
-    weight = _weight(x1, y1, x2, y2, IOF, OFFSET, OFFSET_Y)
+    # What a second box adds to the denominator.
+    weight = _zero(x1, y1, x2, y2) if IOF else _area(x1, y1, x2, y2, OFFSET, OFFSET_Y)
     first = row_tile * ROWS
     box = boxes1 + batch * stride1 + first.to(tl.int64) * 4
     row = out + (batch * count1 + first) * count2
@@ -220,7 +241,8 @@ def _aligned_kernel(
     a, b, c, d = _load_boxes(boxes1, i, inside, REAL)
     x1, y1, x2, y2 = _load_boxes(boxes2, i, inside, REAL)
     b, d, y1, y2 = b * Y_UNIT, d * Y_UNIT, y1 * Y_UNIT, y2 * Y_UNIT
-    area, weight = _area(a, b, c, d, OFFSET, OFFSET_Y), _weight(x1, y1, x2, y2, IOF, OFFSET, OFFSET_Y)
+    area = _area(a, b, c, d, OFFSET, OFFSET_Y)
+    weight = _zero(x1, y1, x2, y2) if IOF else _area(x1, y1, x2, y2, OFFSET, OFFSET_Y)
     overlap = _overlap(a, b, c, d, area, x1, y1, x2, y2, weight, IOF, OFFSET, OFFSET_Y, EXACT)
     tl.store(out + i, overlap.to(out.dtype.element_ty), inside)
 
@@ -236,7 +258,7 @@ def _slopes(
     grad, x1, y1, x2, y2, other_x1, other_y1, other_x2, other_y2, AREA: tl.constexpr, OFFSET: tl.constexpr
 ):  # fmt: skip
     """Derivatives by the width and the height of the intersection, and by the areas; 0 where nothing overlaps."""
-    finite = _weight(x1, y1, x2, y2, True, 0, 0) + _weight(other_x1, other_y1, other_x2, other_y2, True, 0, 0) == 0
+    finite = _zero(x1, y1, x2, y2) + _zero(other_x1, other_y1, other_x2, other_y2) == 0
     width = tl.minimum(x2, other_x2) - tl.maximum(x1, other_x1) + OFFSET
     height = tl.minimum(y2, other_y2) - tl.maximum(y1, other_y1) + OFFSET
     inter = width * height
