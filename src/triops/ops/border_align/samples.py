@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Work
+from triops._sample import BadCall, Sample, Standard, Work
 from triops.ops.border_align import border_align, border_align_backward
 from triops.ops.border_align.reference import compute_dtype
 
@@ -266,6 +266,16 @@ def _bad_calls() -> list[BadCall]:
 
 
 BAD_CALLS = _bad_calls()
+
+
+STANDARD = {
+    "border_align_forward": Standard(
+        network=0.5, why_slower="an output reads 4 * (pool_size + 1) pixels out of the caches, whose bandwidth binds it"
+    ),
+    "border_align_backward": Standard(
+        network=0.5, why_slower="an output adds to four pixels in no order: bound by atomics on a GPU, latency on a CPU"
+    ),
+}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
