@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_same, device_of, run
+from support import GPU, assert_same, device_of
 
 import triops
 from triops import scenes
 from triops._op import OPERATORS
 from triops.ops.get_indice_pairs import compact_indice_pairs, sparse_neighbors, submanifold_neighbors
-from triops.ops.get_indice_pairs.samples import SAMPLES
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -152,8 +151,9 @@ def test_flat_indices_beyond_int32(backend: str) -> None:
     assert int(num.sum()) == 10, "three sites that all touch, and one alone"
     assert pairs_of(pairs, num, 12) == [[0, 1]], "offset (1, 1, 0): the output lies one to the right"
     out, _, num = rulebook(backend, sites, 8, shape, 3, stride=2, padding=1)
-    assert out.tolist() == [[0, 0, 0, 0], [7, 31, 9999, 9999], [7, 31, 9999, 9999 + 0]][:1] + sorted(
-        [7, *(o for o in place)]
+    assert out.tolist()[0] == [0, 0, 0, 0]
+    assert out.tolist()[1:] == sorted(
+        [7, *place]
         for place in {
             tuple((c + 1 - k) // 2 for c, k in zip(site[1:], offset, strict=True))
             for site in (sites[0], sites[1], sites[3])
@@ -176,16 +176,20 @@ def test_every_site_of_a_grid_meets_every_other(backend: str) -> None:
 
 
 def test_a_kernel_of_4096_offsets(backend: str) -> None:
-    sites = torch.tensor([[0, 0, 0, 0], [0, 20, 20, 20]], dtype=torch.int32)
-    out, _, num = rulebook(backend, sites, 1, [31, 31, 31], 16)
-    # The first site meets the output in the corner under offset 0; the second all outputs from 5 to 15.
-    assert len(out) == 1 + 11**3
-    assert int(num.sum()) == 1 + 11**3
+    size = 16 if (backend, GPU) != ("gpu", "cpu") else 5  # the interpreter pays by the program
+    sites = torch.tensor([[0, 0, 0, 0], [0, size + 4, size + 4, size + 4]], dtype=torch.int32)
+    out, _, num = rulebook(backend, sites, 1, [2 * size - 1] * 3, size)
+    # The first site meets the output in the corner under offset 0; the second all outputs from 5 on.
+    reached = sum(5 <= o < size for o in range(2 * size))
+    assert num.shape == (size**3,)
+    assert len(out) == int(num.sum()) == 1 + reached**3
 
 
 def test_sites_in_input_order_give_the_pairs_of_sorted_sites(backend: str) -> None:
     shape = [5, 9, 65]
-    sites = torch.stack([torch.randint(0, n, (300,), generator=torch.Generator().manual_seed(n)) for n in [2, *shape]], 1)
+    sites = torch.stack(
+        [torch.randint(0, n, (300,), generator=torch.Generator().manual_seed(n)) for n in [2, *shape]], 1
+    )
     sites = sites.unique(dim=0).int()
     shuffle = torch.randperm(len(sites), generator=torch.Generator().manual_seed(1))
     _, pairs, num = rulebook(backend, sites, 2, shape, 3, subm=True)
@@ -233,7 +237,11 @@ axis = st.tuples(
 @given(axes=st.lists(axis, min_size=2, max_size=3), transpose=st.booleans(), seed=st.integers(0, 2**20))
 def test_pairs_say_what_a_dense_convolution_computes(name: str, axes: list[Any], transpose: bool, seed: int) -> None:
     shape, kernel, stride, padding, dilation, extra = (list(v) for v in zip(*axes, strict=True))
-    extra = [min(e, max(s, d) - 1) for e, s, d in zip(extra, stride, dilation, strict=True)] if transpose else [0] * len(axes)
+    extra = (
+        [min(e, max(s, d) - 1) for e, s, d in zip(extra, stride, dilation, strict=True)]
+        if transpose
+        else [0] * len(axes)
+    )
     options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     try:
         grid = triops.sparse_output_shape(shape, kernel, **options, out_padding=extra, transpose=transpose)
@@ -270,26 +278,19 @@ def test_submanifold_pairs_say_what_a_dense_convolution_computes(name: str, axes
 # The seed's network cases ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.scale == "network"], ids=str)
-def test_network_cases_on_cpu_equal_the_reference(sample: Any) -> None:
-    args = sample.make(torch.int32)
-    assert_same(run("cpu", sample.operator, args), run("reference", sample.operator, args), str(sample))
-
-
 def test_submanifold_network_case_counts_what_a_dense_convolution_of_the_occupancy_counts() -> None:
     shape = [41, 1440, 1440]
     sites = scenes.lidar_sites(248_636, (41, 1440, 1440), 4)
+    sites = sites[sites[:, 0] == 0]
     _, _, num = triops.get_indice_pairs(sites, 4, shape, 3, padding=1, subm=True)
-    total = 0
-    for b in range(4):  # active neighbours of every site, itself included, from one occupied grid at a time
-        occupied = torch.zeros(1, 1, *shape)
-        position = tuple(sites[sites[:, 0] == b, 1:].long().T)
-        occupied[0, 0][position] = 1
-        for axis in range(3):  # a box filter is three short ones
-            window = [1, 1, 1]
-            window[axis] = 3
-            occupied = F.avg_pool3d(occupied, window, 1, [w // 2 for w in window], divisor_override=1)
-        total += int(occupied[0, 0][position].sum(dtype=torch.float64))
+    occupied = torch.zeros(1, 1, *shape)
+    position = tuple(sites[:, 1:].long().T)
+    occupied[0, 0][position] = 1
+    for axis in range(3):  # a box filter is three short ones
+        window = [1, 1, 1]
+        window[axis] = 3
+        occupied = F.avg_pool3d(occupied, window, 1, [w // 2 for w in window], divisor_override=1)
+    total = int(occupied[0, 0][position].sum(dtype=torch.float64))
     assert int(num.sum()) == total
     assert 3.3 < total / len(sites) < 4.0, "LiDAR-like: about 3.7 active neighbours of 27"
 

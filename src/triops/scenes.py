@@ -76,7 +76,7 @@ def lidar_sites(
     count: int, spatial_shape: tuple[int, int, int], batch: int = 1, *, seed: int = 0, reach: float = 0.5,
     roughness: float = 0.012,
 ) -> Tensor:  # fmt: skip
-    """Distinct occupied voxels of `batch` sweeps: int32 [count, 4] of (b, z, y, x), in order of arrival.
+    """Distinct occupied voxels of `batch` sweeps: int32 [count, 4] of (b, z, y, x), by batch and azimuth.
 
     A rough ground disc that thins out with distance, and walls on it. `reach` is the radius of the disc and
     `roughness` the ground's spread in z, both as a share of the grid: a smaller reach packs the sites closer.
@@ -112,6 +112,8 @@ def lidar_sites(
             keys = np.concatenate([keys, (cell[:, 0] * height + cell[:, 1]) * width + cell[:, 2]])
             first = np.unique(keys, return_index=True)[1]
         keys = keys[np.sort(first)[:wanted]]
+        azimuth = np.arctan2(keys // width % height - height / 2, keys % width - width / 2)
+        keys = keys[np.argsort(azimuth, kind="stable")]
         columns = [np.full(wanted, b), keys // (height * width), keys // width % height, keys % width]
         samples.append(np.stack(columns, 1))
     return torch.from_numpy(np.concatenate(samples).astype(np.int32))

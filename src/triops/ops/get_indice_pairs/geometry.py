@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,8 +76,22 @@ def check_convolution(
 ) -> None:  # fmt: skip
     """Everything about a call that can be said without looking at the sites."""
     check_sites(operator, indices, batch_size, spatial_shape)
+    numbers = (
+        operator, indices.shape[1] - 1, batch_size, tuple(spatial_shape), tuple(kernel_size), tuple(stride),
+        tuple(padding), tuple(dilation), tuple(out_padding), subm, transpose,
+    )  # fmt: skip
+    try:
+        _check_numbers_once(*numbers)
+    except TypeError:  # symbolic integers cannot be remembered
+        _check_numbers(*numbers)
+
+
+def _check_numbers(
+    operator: str, dimensions: int, batch_size: int, spatial_shape: tuple[int, ...], kernel_size: tuple[int, ...],
+    stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], out_padding: tuple[int, ...],
+    subm: bool, transpose: bool,
+) -> None:  # fmt: skip
     check = _check.Checker(operator)
-    dimensions = indices.shape[1] - 1
     _check_list(check, "kernel_size", kernel_size, dimensions, 1)
     _check_list(check, "stride", stride, dimensions, 1)
     _check_list(check, "padding", padding, dimensions, 0)
@@ -102,6 +117,9 @@ def check_convolution(
     volume = batch_size * math.prod(max(i, o) + h for i, o, h in zip(spatial_shape, shape, halo, strict=True))
     if volume >= MAX_VOLUME:
         check.fail(f"batch_size times the grid must stay below 2**62 sites, got {batch_size} x {shape}")
+
+
+_check_numbers_once = lru_cache(maxsize=1024)(_check_numbers)  # an error is not remembered, and raised each time
 
 
 def _check_list(check: _check.Checker, name: str, values: Sequence[int], length: int, least: int) -> None:

@@ -1,15 +1,18 @@
 """The rulebook on GPU. `submanifold/gpu.py` and `strided/gpu.py` make neighbour tables; here they become pairs."""
 
 import math
+import threading
 
 import torch
-import triton
 import triton.language as tl
 
+from triops import _gpu
 from triops.ops.get_indice_pairs.geometry import output_shape, refuse_outside_sites
-from triops.ops.get_indice_pairs.strided.gpu import Convolution, invert_table, sparse_table
-from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, submanifold_table
+from triops.ops.get_indice_pairs.strided.gpu import invert_table, plan, sparse_table
+from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, cdiv, power_of_2, submanifold_table
 
+PACK_WARPS = 4
+_arrival = threading.local()  # pinned memory and an event, kept for the next call of the thread
 MAX_SUMMED_BLOCKS = 1024  # counters that a packing program adds up itself; beyond, they are summed beforehand
 
 
@@ -22,17 +25,16 @@ def get_indice_pairs(
         return _no_sites(indices, volume)
     if subm:
         out_indices = torch.empty_like(indices)
-        table, counts = submanifold_table(
+        table, found = submanifold_table(
             indices, batch_size, spatial_shape, kernel_size, dilation, copy=out_indices, counts=True
         )
-        return out_indices, *_pack(table, counts, mirror=True)
-    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, subm, transpose)
-    convolution = Convolution(
-        batch_size, spatial_shape, kernel_size, stride, padding, dilation, shape, transpose
+        return out_indices, *_pack(table, found.zeros32, found.start + 2, mirror=True)
+    convolution = _plan(
+        batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
     )  # fmt: skip
     sites, total, outputs, counts = sparse_table(indices, convolution)
     wait = _fetch(total)
-    pairs, num = _pack(outputs, counts, mirror=False)
+    pairs, num = _pack(outputs, counts, 0, mirror=False)
     return _cut(sites, wait()), pairs, num
 
 
@@ -62,13 +64,18 @@ def sparse_neighbors(
     if indices.shape[0] == 0:
         nothing = indices.new_empty((math.prod(kernel_size), 0), dtype=torch.int32)
         return torch.empty_like(indices), nothing, nothing.clone()
-    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
-    convolution = Convolution(
-        batch_size, spatial_shape, kernel_size, stride, padding, dilation, shape, transpose
+    convolution = _plan(
+        batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
     )  # fmt: skip
     sites, total, outputs, _ = sparse_table(indices, convolution)
     out_indices = _cut(sites, _fetch(total)())
     return out_indices, invert_table(outputs, out_indices.shape[0]), outputs
+
+
+def _plan(batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose):
+    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
+    lists = (spatial_shape, kernel_size, stride, padding, dilation, shape)
+    return plan(batch_size, *map(tuple, lists), transpose)
 
 
 def _no_sites(indices, volume):
@@ -80,42 +87,48 @@ def _fetch(total):
     """Send a number on its way to the host. -> a function that waits for it: the one synchronisation"""
     if not total.is_cuda:
         return lambda: int(total)
-    host = torch.empty(1, dtype=total.dtype, pin_memory=True)
-    host.copy_(total, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
+    if not hasattr(_arrival, "host"):
+        _arrival.host, _arrival.event = torch.empty(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event()
+    _arrival.host.copy_(total, non_blocking=True)
+    _arrival.event.record()
 
     def wait():
-        arrived.synchronize()
-        return int(host)
+        _arrival.event.synchronize()
+        return int(_arrival.host)
 
     return wait
 
 
 def _cut(sites, length):
     """The first rows of a buffer that was made for the worst case, without holding on to all of it."""
-    return sites[:length].clone() if (sites.shape[0] - length) * sites.shape[1] > 1 << 18 else sites[:length]
+    wasted = (sites.shape[0] - length) * sites.shape[1] * sites.element_size()
+    return sites[:length].clone() if wasted > 16 << 20 else sites[:length]
 
 
-def _pack(table, counts, mirror):
-    """table int32 [K, L]: the output row of an input row, offsets in reverse order with `mirror`. -> pairs, num"""
+def _pack(table, counts, start, mirror):
+    """table int32 [K, L]: the output row of an input row, offsets in reverse order with `mirror`. -> pairs, num
+
+    counts from `start` int32 [K, blocks]: how many there are in every GRAIN entries of the table.
+    """
     volume, count = table.shape
-    blocks = triton.cdiv(count, GRAIN)
+    blocks = cdiv(count, GRAIN)
     summed = blocks > MAX_SUMMED_BLOCKS
     if summed:
-        counts = counts[: volume * blocks].view(volume, blocks).cumsum(1, dtype=torch.int32)
+        counts = counts.view(-1)[start : start + volume * blocks].view(volume, blocks).cumsum(1, dtype=torch.int32)
+        start = 0
     pairs = torch.empty((volume, 2, count), dtype=torch.int32, device=table.device)
     num = torch.empty(volume, dtype=torch.int32, device=table.device)
     _pack_kernel[(blocks, volume)](
-        table, counts, pairs, num, count, blocks, volume,
-        MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else triton.next_power_of_2(blocks), BLOCK=GRAIN, num_warps=4,
+        table, counts, start, pairs, num, count, blocks, volume,
+        MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else power_of_2(blocks), BLOCK=GRAIN,
+        num_warps=PACK_WARPS,
     )  # fmt: skip
     return pairs, num
 
 
-@triton.jit
+@_gpu.kernel
 def _pack_kernel(
-    table, counts, pairs, num, count, blocks, volume,
+    table, counts, start, pairs, num, count, blocks, volume,
     MIRROR: tl.constexpr, SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK entries of one offset: the rows among them close up behind those of the blocks before, -1 fills the end."""
@@ -127,6 +140,7 @@ def _pack_kernel(
     i = p * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     row = tl.load(table + source * count + i, mask=valid, other=-1)
+    counts += start
     if SUMMED:
         total = tl.load(counts + source * blocks + blocks - 1)
         before = tl.load(counts + source * blocks + p - 1, mask=p > 0, other=0)

@@ -16,6 +16,7 @@ AXES = 4  # fewer are filled up in front with axes of one place
 CHUNK = 8192  # sites that share one row of counters
 SCAN = 1 << 16  # groups of eight output places a task of the scan
 PLACES_PER_PAIR = 64  # a grid with more output places than this for a candidate is sorted, not marked
+COUNT, COUNT_MARK, WRITE_RANKS, WRITE_KEYS = range(4)  # what _walk does with a pair
 EIGHT_ONES = np.uint64(0x0101010101010101)
 
 
@@ -26,7 +27,6 @@ class Candidates:
         self, indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_shape, transpose
     ):
         self.indices, self.sites = indices, indices.shape[0]
-        self.dtype = indices.dtype
         front = [1] * (AXES - len(spatial_shape))
         self.first_column = 1 + len(front)  # of the axes that exist, among batch and AXES axes
         self.out_shape = np.array([batch_size, *front, *out_shape], np.int64)
@@ -65,31 +65,33 @@ class Candidates:
         likely = self.sites * min(self.volume, 27)
         self.dense = places <= PLACES_PER_PAIR * likely + (1 << 20)
         self.marks = np.zeros(-(-places // 8) * 8 if self.dense else 0, np.uint8)
-        run(_count, chunks, 4, *self._arguments(), self.marks, self.counts)
+        self._walk(COUNT_MARK if self.dense else COUNT)
         return self.counts.sum(0)
 
     def write(self, start_in, start_out, flat):
         """Input rows of offset k from flat[start_in[k]], output rows from flat[start_out[k]]. -> out_indices"""
-        places = np.cumsum(self.counts, 0) - self.counts  # pairs of the offset in the chunks before
+        before = np.cumsum(self.counts, 0) - self.counts  # pairs of the offset in the chunks before
         if self.dense:
             out_indices, base = self._rank()
-            rest = (self.marks.view(np.uint64), base, start_in + places, start_out - start_in, flat)
-            run(_write_ranks, len(places), 4, *self._arguments(), *rest)
+            self._walk(WRITE_RANKS, base=base, places=start_in + before, apart=start_out - start_in, flat=flat)
             return out_indices
         num = self.counts.sum(0)
         first = np.cumsum(num) - num
         keys = np.empty(int(num.sum()) + 1, np.int64)
-        run(_write_keys, len(places), 4, *self._arguments(), keys, first + places, start_in + places, flat)
+        self._walk(WRITE_KEYS, places=start_in + before, flat=flat, keys=keys, key_places=first + before)
         order = np.arange(len(keys) - 1, dtype=np.int32)
         ascending, order = radix_sort(keys, order)
-        out_indices = np.empty((_distinct(ascending, len(order)), self.indices.shape[1]), self.dtype)
+        out_indices = np.empty((_distinct(ascending, len(order)), self.indices.shape[1]), self.indices.dtype)
         _rank_sorted(ascending, order, num, first, start_out, flat, self.out_shape, self.first_column, out_indices)
         return out_indices
 
-    def _arguments(self):
-        return (
-            self.indices, self.active, self.by_row, self.first_column, self.out_shape, self.kernel, self.taps,
-            self.tap_base, self.step,
+    def _walk(self, task, base=None, places=None, apart=None, flat=None, keys=None, key_places=None):
+        run(
+            _walk, len(self.counts), 4, task, self.indices, self.active, self.by_row, self.first_column, self.out_shape,
+            self.kernel, self.taps, self.tap_base, self.step, self.counts, self.marks, self.marks.view(np.uint64),
+            np.empty(0, np.int32) if base is None else base, self.counts if places is None else places,
+            self.kernel if apart is None else apart, np.empty(0, np.int32) if flat is None else flat,
+            self.kernel if keys is None else keys, self.counts if key_places is None else key_places,
         )  # fmt: skip
 
     def _rank(self):
@@ -100,7 +102,7 @@ class Candidates:
         run(_total, tasks, 2, words, totals)
         totals = np.cumsum(totals)
         base = np.empty(len(words), np.int32)
-        out_indices = np.empty((int(totals[-1]), self.indices.shape[1]), self.dtype)
+        out_indices = np.empty((int(totals[-1]), self.indices.shape[1]), self.indices.dtype)
         run(_rank, tasks, 2, words, totals, self.out_shape, self.first_column, base, out_indices)
         return out_indices, base
 
@@ -160,99 +162,68 @@ def _tap_index(indices, i, column, first_column, base, by_row):
 
 
 @jit
-def _count(begin, end, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step, marks, counts):
-    dense = marks.shape[0] > 0
-    for chunk in range(begin, end):
-        count = counts[chunk]
-        for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
-            if not active[i]:
-                continue
-            t = taps[_tap_index(indices, i, 1, first_column, tap_base[0], by_row)]
-            z = taps[_tap_index(indices, i, 2, first_column, tap_base[1], by_row)]
-            y = taps[_tap_index(indices, i, 3, first_column, tap_base[2], by_row)]
-            x = taps[_tap_index(indices, i, 4, first_column, tap_base[3], by_row)]
-            for a in range(t[2]):
-                kt = t[0] + a * step[0, 0]
-                ot = np.int64(indices[i, 0]) * out_shape[1] + t[1] + a * step[0, 1]
-                for b in range(z[2]):
-                    kz = kt * kernel[1] + z[0] + b * step[1, 0]
-                    oz = ot * out_shape[2] + z[1] + b * step[1, 1]
-                    for c in range(y[2]):
-                        k = (kz * kernel[2] + y[0] + c * step[2, 0]) * kernel[3] + x[0]
-                        o = (oz * out_shape[3] + y[1] + c * step[2, 1]) * out_shape[4] + x[1]
-                        for _ in range(x[2]):
-                            count[k] += 1
-                            if dense:
-                                marks[o] = 1
-                            k += step[3, 0]
-                            o += step[3, 1]
-
-
-@jit
-def _write_ranks(
-    begin, end, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step,
-    words, base, places, apart, flat,
+def _walk(
+    begin, end, task, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step,
+    counts, marks, words, base, places, apart, flat, keys, key_places,
 ):  # fmt: skip
-    """Pairs with the ranks of their outputs; the output row stands `apart` behind the input row."""
+    """Visit every pair (site i, offset k, output o) of chunks begin..end, sites ascending, and do one of:
+
+    COUNT        counts[chunk, k] += 1
+    COUNT_MARK   and marks[o] = 1
+    WRITE_RANKS  i to flat[places[chunk, k]], the rank of o `apart[k]` behind, on to the next place
+    WRITE_KEYS   i to flat[places[chunk, k]], o to keys[key_places[chunk, k]], on to the next place
+    """
+    # Locals: after every store the compiler would have to read the arrays again.
+    kernel_z, kernel_y, kernel_x = kernel[1], kernel[2], kernel[3]
+    size_t, size_z, size_y, size_x = out_shape[1], out_shape[2], out_shape[3], out_shape[4]
+    step_kt, step_ot, step_kz, step_oz = step[0, 0], step[0, 1], step[1, 0], step[1, 1]
+    step_ky, step_oy, step_kx, step_ox = step[2, 0], step[2, 1], step[3, 0], step[3, 1]
+    base_t, base_z, base_y, base_x = tap_base[0], tap_base[1], tap_base[2], tap_base[3]
+    one = np.uint64(1)
     for chunk in range(begin, end):
-        place = places[chunk].copy()
+        count, place = counts[chunk], places[chunk]
+        key_apart = key_places[chunk] - places[chunk]
         for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
             if not active[i]:
                 continue
-            t = taps[_tap_index(indices, i, 1, first_column, tap_base[0], by_row)]
-            z = taps[_tap_index(indices, i, 2, first_column, tap_base[1], by_row)]
-            y = taps[_tap_index(indices, i, 3, first_column, tap_base[2], by_row)]
-            x = taps[_tap_index(indices, i, 4, first_column, tap_base[3], by_row)]
-            for a in range(t[2]):
-                kt = t[0] + a * step[0, 0]
-                ot = np.int64(indices[i, 0]) * out_shape[1] + t[1] + a * step[0, 1]
-                for b in range(z[2]):
-                    kz = kt * kernel[1] + z[0] + b * step[1, 0]
-                    oz = ot * out_shape[2] + z[1] + b * step[1, 1]
-                    for c in range(y[2]):
-                        k = (kz * kernel[2] + y[0] + c * step[2, 0]) * kernel[3] + x[0]
-                        o = (oz * out_shape[3] + y[1] + c * step[2, 1]) * out_shape[4] + x[1]
-                        for _ in range(x[2]):
-                            at = place[k]
-                            place[k] = at + 1
-                            flat[at] = i
-                            below = (np.uint64(1) << np.uint64(8 * (o & 7))) - np.uint64(1)
-                            before = ((words[o >> 3] & below) * EIGHT_ONES) >> np.uint64(56)
-                            flat[at + apart[k]] = base[o >> 3] + np.int32(before)
-                            k += step[3, 0]
-                            o += step[3, 1]
-
-
-@jit
-def _write_keys(
-    begin, end, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step,
-    keys, key_places, places, flat,
-):  # fmt: skip
-    for chunk in range(begin, end):
-        place, apart = places[chunk].copy(), key_places[chunk] - places[chunk]
-        for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
-            if not active[i]:
-                continue
-            t = taps[_tap_index(indices, i, 1, first_column, tap_base[0], by_row)]
-            z = taps[_tap_index(indices, i, 2, first_column, tap_base[1], by_row)]
-            y = taps[_tap_index(indices, i, 3, first_column, tap_base[2], by_row)]
-            x = taps[_tap_index(indices, i, 4, first_column, tap_base[3], by_row)]
-            for a in range(t[2]):
-                kt = t[0] + a * step[0, 0]
-                ot = np.int64(indices[i, 0]) * out_shape[1] + t[1] + a * step[0, 1]
-                for b in range(z[2]):
-                    kz = kt * kernel[1] + z[0] + b * step[1, 0]
-                    oz = ot * out_shape[2] + z[1] + b * step[1, 1]
-                    for c in range(y[2]):
-                        k = (kz * kernel[2] + y[0] + c * step[2, 0]) * kernel[3] + x[0]
-                        o = (oz * out_shape[3] + y[1] + c * step[2, 1]) * out_shape[4] + x[1]
-                        for _ in range(x[2]):
-                            at = place[k]
-                            place[k] = at + 1
-                            flat[at] = i
-                            keys[at + apart[k]] = o
-                            k += step[3, 0]
-                            o += step[3, 1]
+            t = _tap_index(indices, i, 1, first_column, base_t, by_row)
+            z = _tap_index(indices, i, 2, first_column, base_z, by_row)
+            y = _tap_index(indices, i, 3, first_column, base_y, by_row)
+            x = _tap_index(indices, i, 4, first_column, base_x, by_row)
+            count_t, count_z, count_y, count_x = taps[t, 2], taps[z, 2], taps[y, 2], taps[x, 2]
+            kt = np.int64(taps[t, 0])
+            ot = np.int64(indices[i, 0]) * size_t + taps[t, 1]
+            first_kz, first_oz, first_ky, first_oy = taps[z, 0], taps[z, 1], taps[y, 0], taps[y, 1]
+            first_kx, first_ox = taps[x, 0], taps[x, 1]
+            for _ in range(count_t):
+                kz, oz = kt * kernel_z + first_kz, ot * size_z + first_oz
+                for _ in range(count_z):
+                    ky, oy = kz * kernel_y + first_ky, oz * size_y + first_oy
+                    for _ in range(count_y):
+                        k, o = ky * kernel_x + first_kx, oy * size_x + first_ox
+                        for _ in range(count_x):
+                            if task <= COUNT_MARK:
+                                count[k] += 1
+                                if task == COUNT_MARK:
+                                    marks[o] = 1
+                            else:
+                                at = place[k]
+                                place[k] = at + 1
+                                flat[at] = i
+                                if task == WRITE_RANKS:
+                                    below = (one << np.uint64(8 * (o & 7))) - one
+                                    before = ((words[o >> 3] & below) * EIGHT_ONES) >> np.uint64(56)
+                                    flat[at + apart[k]] = base[o >> 3] + np.int32(before)
+                                else:
+                                    keys[at + key_apart[k]] = o
+                            k += step_kx
+                            o += step_ox
+                        ky += step_ky
+                        oy += step_oy
+                    kz += step_kz
+                    oz += step_oz
+                kt += step_kt
+                ot += step_ot
 
 
 @jit

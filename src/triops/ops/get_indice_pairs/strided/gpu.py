@@ -1,23 +1,27 @@
 """Sparse and transposed neighbours on GPU: a bitmap of the output sites, ranked.
 
-Four kernels. `_mark_kernel` sets the bit of every output and counts the newly set ones by chunk;
+Three kernels. `_mark_kernel` sets the bit of every output and counts the newly set ones by chunk;
 `_scan_kernel` turns words into (outputs before, bits) pairs and writes the sites; `_rank_kernel` gives every
-input row and offset its output row. A second bitmap finds input sites that come twice, and only then
-does the hash of ../submanifold sort out which row is the lowest. Where the output grid is too large for
-a bitmap, the candidates' flat indices are sorted, and ranks come from a binary search.
+input row and offset its output row. Of input rows at one site the lowest is found beside it: all of them
+write to one place of `owners`, whichever stands there is compared, and only a repeated site costs an atomic.
+Where the input grid is large, the hash of ../submanifold takes the place of `owners`; where the output grid
+is, the candidates' flat indices are sorted instead of marked, and ranks come from a binary search.
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, is_lowest, load_site
+from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, cdiv, load_site, power_of_2
 
-MAX_BITMAP = 1 << 28  # places; 32 MiB of bits, and twice that of ranks
-MARK_BLOCK = _gpu.block(128, interpreted=1024)
+MAX_BITMAP = 1 << 28  # output places; 32 MiB of bits, and twice that of ranks
+MAX_OWNERS = 1 << 23  # input places; 32 MiB, of which only the lines that hold sites are touched
+MARK_BLOCK, MARK_WARPS, MARK_TILE = _gpu.block(64, interpreted=1024), 1, _gpu.block(1, interpreted=4)
+RANK_WARPS = 4
 SCAN_WORDS = 16
 MAX_CHUNKS = 2048
 UNROLL = 8  # taps along x that one program takes one by one
@@ -25,30 +29,39 @@ NO_SITE = tl.constexpr(2**62)
 
 
 class Convolution:
-    """The geometry of a call, filled up to four axes in front, as the kernels take it."""
+    """What the parameters of a call settle, filled up to four axes in front, as the kernels take it."""
 
     def __init__(self, batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose):
-        front = [1] * (4 - len(shape))
-        self.batch_size = batch_size
-        self.shape, self.out_shape = [*front, *shape], [*front, *out_shape]
-        kernel, stride, dilation = [*front, *kernel_size], [*front, *stride], [*front, *dilation]
-        padding = [0] * len(front) + list(padding)
-        common = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
-        step = [1 if transpose else s // c for s, c in zip(stride, common, strict=True)]
+        front = (1,) * (4 - len(shape))
+        self.batch_size, self.dimensions = batch_size, len(shape)
+        self.shape, self.out_shape = (*front, *shape), (*front, *out_shape)
+        kernel, stride, dilation = (*front, *kernel_size), (*front, *stride), (*front, *dilation)
+        padding = (*(0 for _ in front), *padding)
+        common = tuple(math.gcd(s, d) for s, d in zip(stride, dilation, strict=True))
+        step = tuple(1 if transpose else s // c for s, c in zip(stride, common, strict=True))
         # The most offsets that one coordinate can meet, and what leads from a coordinate to the first of them.
-        most = [-(-k // s) for k, s in zip(kernel, step, strict=True)]
-        inverse = [pow(d // c, -1, s) if s > 1 else 0 for d, c, s in zip(dilation, common, step, strict=True)]
-        self.volume, self.most = math.prod(kernel), most
+        most = tuple(-(-k // s) for k, s in zip(kernel, step, strict=True))
+        inverse = tuple(pow(d // c, -1, s) if s > 1 else 0 for d, c, s in zip(dilation, common, step, strict=True))
+        self.volume, self.candidates = math.prod(kernel), math.prod(most)
         self.places = batch_size * math.prod(out_shape)
         self.input_places = batch_size * math.prod(shape)
         reach = [(i * s if transpose else i) + p + k * d
                  for i, s, p, k, d in zip(self.shape, stride, padding, kernel, dilation, strict=True)]  # fmt: skip
         wide = max(*reach, self.places, self.input_places) >= 2**31 or max(stride) >= 2**15
+        self.taps = kernel[3] if kernel[3] <= UNROLL else 1
+        self.mark_taps = most[3] if most[3] <= UNROLL else 1
+        self.mark_rows = self.candidates // self.mark_taps
+        self.words = cdiv(self.places, 32)
+        self.chunk = max(SCAN_WORDS, power_of_2(cdiv(self.words, MAX_CHUNKS)))
         self.constants = {
-            "D": len(shape), "KERNEL": tuple(kernel), "STRIDE": tuple(stride), "PADDING": tuple(padding),
-            "DILATION": tuple(dilation), "COMMON": tuple(common), "STEP": tuple(step), "INVERSE": tuple(inverse),
-            "MOST": tuple(most), "TRANSPOSE": transpose, "WIDE": wide,
+            "D": len(shape), "KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation,
+            "COMMON": common, "STEP": step, "INVERSE": inverse, "MOST": most, "TRANSPOSE": transpose, "WIDE": wide,
         }  # fmt: skip
+
+
+@cache
+def plan(batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose):
+    return Convolution(batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose)
 
 
 def sparse_table(indices, convolution):
@@ -56,82 +69,75 @@ def sparse_table(indices, convolution):
 
     The first total[0] rows of `sites` are the output sites, and everything is still on its way: no waiting here.
     """
-    if convolution.places <= MAX_BITMAP:
-        sites, total, ranks, found, repeats = _rank_by_bitmap(indices, convolution)
-        steps = 0
-    else:
-        sites, total, ranks, found, repeats = _rank_by_sort(indices, convolution)
-        steps = ranks.shape[0].bit_length()
+    rank = _rank_by_bitmap if convolution.places <= MAX_BITMAP else _rank_by_sort
+    sites, zeros32, start, ranks, owners, bits = rank(indices, convolution)
     count = indices.shape[0]
-    blocks = triton.cdiv(count, GRAIN)
+    blocks = cdiv(count, GRAIN)
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
     counts = torch.empty((convolution.volume, blocks), dtype=torch.int32, device=indices.device)
-    taps = convolution.constants["KERNEL"][3]
-    taps = taps if taps <= UNROLL else 1
-    _rank_kernel[(blocks, convolution.volume // taps)](
-        indices, ranks, found.rows, found.home, repeats, outputs, counts, count, convolution.batch_size,
+    _rank_kernel[(blocks, convolution.volume // convolution.taps)](
+        indices, ranks, zeros32, start, owners, outputs, counts, count, convolution.batch_size,
         *convolution.shape, *convolution.out_shape, blocks, ranks.shape[0],
-        TAPS=taps, STEPS=steps, BLOCK=GRAIN, num_warps=4, **convolution.constants,
+        HASH_BITS=bits, TAPS=convolution.taps, STEPS=0 if rank is _rank_by_bitmap else ranks.shape[0].bit_length(),
+        BLOCK=GRAIN, num_warps=RANK_WARPS, **convolution.constants,
     )  # fmt: skip
-    return sites, total, outputs, counts
+    return sites, zeros32[start + 1 : start + 2], outputs, counts
 
 
 def invert_table(outputs, length):
     """outputs int32 [K, L] -> inputs int32 [K, length]: inputs[k, outputs[k, i]] = i, else -1."""
     inputs = torch.full((outputs.shape[0], length), -1, dtype=torch.int32, device=outputs.device)
     if inputs.numel() and outputs.numel():
-        _invert_kernel[(triton.cdiv(outputs.shape[1], 1024), outputs.shape[0])](
+        _invert_kernel[(cdiv(outputs.shape[1], 1024), outputs.shape[0])](
             outputs, inputs, outputs.shape[1], length, BLOCK=1024, num_warps=4
         )
     return inputs
 
 
 def _rank_by_bitmap(indices, convolution):
-    device, count, places = indices.device, indices.shape[0], convolution.places
-    words = triton.cdiv(places, 32)
-    chunk = max(SCAN_WORDS, triton.next_power_of_2(triton.cdiv(words, MAX_CHUNKS)))
-    chunks = triton.cdiv(words, chunk)
-    dense_input = convolution.input_places <= MAX_BITMAP
-    seen_words = triton.cdiv(convolution.input_places, 32) if dense_input else 0
-    found = SiteHash(
-        indices, convolution.batch_size, convolution.shape[-convolution.constants["D"] :], 0, 1,
-        spare=words + chunks + seen_words + 1,
-    )  # fmt: skip
-    bitmap, totals = found.spare, found.spare[words:]
-    repeats, seen = found.spare[words + chunks :], found.spare[words + chunks + 1 :]
-    most = convolution.most
-    taps = most[3] if most[3] <= UNROLL else 1
-    rows = math.prod(most) // taps
-    tile = min(4, triton.next_power_of_2(rows))
-    _mark_kernel[(triton.cdiv(count, MARK_BLOCK), triton.cdiv(rows, tile))](
-        indices, bitmap, totals, seen, repeats, count, convolution.batch_size, *convolution.shape,
-        *convolution.out_shape, ROWS=rows, TILE=tile, TAPS=taps, CHUNK=chunk, SEEN=dense_input, BLOCK=MARK_BLOCK,
-        num_warps=4, **convolution.constants,
-    )  # fmt: skip
-    if dense_input:
-        found.insert(guard=repeats)
+    """-> sites, zeros32, start, ranks, owners, bits.
+
+    From zeros32[start]: repeated sites, number of outputs, the bitmap, outputs by chunk. `bits` is 0 where `owners`
+    holds a row for every input place, else that of the hash whose scratch it is.
+    """
+    device, count, words, chunk = indices.device, indices.shape[0], convolution.words, convolution.chunk
+    chunks = cdiv(words, chunk)
+    dense = convolution.input_places <= MAX_OWNERS
+    if dense:
+        zeros32 = torch.zeros(2 + words + chunks, dtype=torch.int32, device=device)
+        owners = torch.empty(convolution.input_places, dtype=torch.int32, device=device)
+        start = bits = 0
     else:
-        found.insert()
-        repeats = found.repeats
-    limit = min(places, math.prod(most) * count)
+        zeros32, start, owners, bits = _hash_sites(indices, convolution, words + chunks)
+    tile = min(MARK_TILE, power_of_2(convolution.mark_rows))
+    _mark_kernel[(cdiv(count, MARK_BLOCK), cdiv(convolution.mark_rows, tile))](
+        indices, zeros32, start, owners, words, count, convolution.batch_size, *convolution.shape,
+        *convolution.out_shape, ROWS=convolution.mark_rows, TILE=tile, TAPS=convolution.mark_taps, CHUNK=chunk,
+        OWNERS=dense, BLOCK=MARK_BLOCK, num_warps=MARK_WARPS, **convolution.constants,
+    )  # fmt: skip
+    limit = min(convolution.places, convolution.candidates * count)
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
     ranks = torch.empty(words, dtype=torch.int64, device=device)
-    total = torch.empty(1, dtype=torch.int32, device=device)
-    _scan_kernel[(chunks,)](
-        bitmap, totals, ranks, sites, total, words, chunks, *convolution.out_shape,
-        D=convolution.constants["D"], CHUNKS=triton.next_power_of_2(chunks), CHUNK=chunk, WORDS=min(chunk, 64),
-        num_warps=4,
+    _scan_kernel[(chunks + (cdiv(count, 1024) if dense else 0),)](
+        indices, zeros32, start, owners, ranks, sites, words, chunks, count, convolution.batch_size, *convolution.shape,
+        *convolution.out_shape, D=convolution.dimensions, CHUNKS=power_of_2(chunks), CHUNK=chunk,
+        WORDS=min(chunk, 64), BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    return sites, total, ranks, found, repeats
+    return sites, zeros32, start, ranks, owners, bits
+
+
+def _hash_sites(indices, convolution, spare=0):
+    found = SiteHash(indices, convolution.batch_size, convolution.shape, 0, 1, spare)
+    found.insert()
+    return found.zeros32, found.start, found.scratch, found.constants["BITS"]
 
 
 def _rank_by_sort(indices, convolution):
-    device, count, most = indices.device, indices.shape[0], convolution.most
-    candidates = math.prod(most)
-    found = SiteHash(indices, convolution.batch_size, convolution.shape[-convolution.constants["D"] :], 0, 1)
-    found.insert()
+    """The same for an output grid that no bitmap can hold; `ranks` are the output sites, sorted."""
+    device, count, candidates = indices.device, indices.shape[0], convolution.candidates
+    zeros32, start, owners, bits = _hash_sites(indices, convolution)
     keys = torch.empty(candidates * count, dtype=torch.int64, device=device)
-    _candidates_kernel[(triton.cdiv(count, 1024), candidates)](
+    _candidates_kernel[(cdiv(count, 1024), candidates)](
         indices, keys, count, convolution.batch_size, *convolution.shape, *convolution.out_shape,
         BLOCK=1024, num_warps=4, **convolution.constants,
     )  # fmt: skip
@@ -145,11 +151,12 @@ def _rank_by_sort(indices, convolution):
     distinct.scatter_(0, torch.where(first, before - 1, len(keys)), keys)
     distinct = distinct[:-1]
     columns, rest = [], distinct
-    for size in reversed(convolution.out_shape[-convolution.constants["D"] :]):
+    for size in reversed(convolution.out_shape[-convolution.dimensions :]):
         columns.append(rest % size)
         rest = rest.div(size, rounding_mode="floor")
     sites = torch.stack([rest, *reversed(columns)], 1).to(indices.dtype)
-    return sites, before[-1:].int(), distinct, found, found.repeats
+    zeros32[start + 1 : start + 2] = before[-1:]
+    return sites, zeros32, start, distinct, owners, bits
 
 
 @triton.jit
@@ -216,30 +223,26 @@ def _leading_place(
     return ((b * OT + pt) * OZ + pz) * OY + py, vy & vz & vt
 
 
-@triton.jit
+@_gpu.kernel
 def _mark_kernel(
-    indices, bitmap, totals, seen, repeats, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
-    ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, CHUNK: tl.constexpr, SEEN: tl.constexpr,
+    indices, zeros32, start, owners, words, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, CHUNK: tl.constexpr, OWNERS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     DILATION: tl.constexpr, COMMON: tl.constexpr, STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr,
     TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Set the bits of the outputs of BLOCK sites under TILE combinations of taps; count those newly set by chunk."""
+    """Set the bits of the outputs of BLOCK sites under TILE combinations of taps; count those newly set by chunk.
+
+    Most outputs are met by several sites, so a look comes before the atomic; an old view only costs one too many.
+    """
+    bitmap = zeros32 + start + 2
+    totals = bitmap + words
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, b, t, z, y, x = load_site(indices, i, i < count, batch, T, Z, Y, X, D)
     if WIDE:
         b, t, z, y, x = b.to(tl.int64), t.to(tl.int64), z.to(tl.int64), y.to(tl.int64), x.to(tl.int64)
-    if SEEN:  # noqa: SIM102, a constant and a tensor do not mix
-        if tl.program_id(1) == 0:
-            place = (((b * T + t) * Z + z) * Y + y) * X + x
-            bit = tl.full((BLOCK,), 1, tl.int32) << (place & 31).to(tl.int32)
-            before = tl.atomic_or(seen + (place >> 5), bit, mask=inside, sem="relaxed")
-            again = tl.sum((inside & ((before & bit) != 0)).to(tl.int32), 0)
-            if again > 0:
-                tl.atomic_add(repeats, again, sem="relaxed")
-
     q = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
-    MX: tl.constexpr = MOST[3] // TAPS if TAPS > 1 else MOST[3]  # 1, or every tap along x has a row of its own
+    MX: tl.constexpr = MOST[3] // TAPS  # 1, or every tap along x has a row of its own
     row, valid = _leading_place(
         b[None, :], t[None, :], z[None, :], y[None, :], q // MX, OT, OZ, OY,
         KERNEL, STRIDE, PADDING, DILATION, COMMON, STEP, INVERSE, MOST, TRANSPOSE,
@@ -249,43 +252,105 @@ def _mark_kernel(
         x[None, :], q % MX, OX,
         KERNEL[3], STRIDE[3], PADDING[3], DILATION[3], COMMON[3], STEP[3], INVERSE[3], TRANSPOSE,
     )  # fmt: skip
-    first = row * OX + place
-    home = first >> 5
+    nearest = row * OX + place
+    home = nearest >> 5
     one = tl.full((TILE, BLOCK), 1, tl.uint32)
-    bits = tl.where(valid & there, one << (first & 31).to(tl.uint32), 0)
+    bits = tl.where(valid & there, one << (nearest & 31).to(tl.uint32), 0)
     # The taps along x mostly fall into one word: one atomic for those, one more for each of the others.
     for c in tl.static_range(1, TAPS):
-        place, there = _nth_tap(
-            x[None, :], c, OX,
-            KERNEL[3], STRIDE[3], PADDING[3], DILATION[3], COMMON[3], STEP[3], INVERSE[3], TRANSPOSE,
-        )  # fmt: skip
-        flat = row * OX + place
-        bit = tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
-        near = (flat >> 5) == home
-        bits = bits | tl.where(near, bit, 0)
-        far = (near == 0) & (bit != 0)
-        before = tl.atomic_or(bitmap + (flat >> 5), bit.to(tl.int32, bitcast=True), mask=far, sem="relaxed")
-        fresh = far & ((before.to(tl.uint32, bitcast=True) & bit) == 0)
-        tl.atomic_add(totals + (flat >> 5) // CHUNK, 1, mask=fresh, sem="relaxed")
-    before = tl.atomic_or(bitmap + home, bits.to(tl.int32, bitcast=True), mask=bits != 0, sem="relaxed")
-    fresh = _popcount(tl.where(bits != 0, bits ^ (bits & before.to(tl.uint32, bitcast=True)), 0))
+        flat, bit = _further_bit(
+            x,
+            row,
+            valid,
+            c,
+            OX,
+            KERNEL[3],
+            STRIDE[3],
+            PADDING[3],
+            DILATION[3],
+            COMMON[3],
+            STEP[3],
+            INVERSE[3],
+            TRANSPOSE,
+        )
+        bits = bits | tl.where((flat >> 5) == home, bit, 0)
+    standing = tl.load(bitmap + home, mask=bits != 0, other=0).to(tl.uint32, bitcast=True)
+    if OWNERS:
+        own = (((b * T + t) * Z + z) * Y + y) * X + x
+        tl.store(owners + own, i, mask=inside & (tl.program_id(1) == 0))
+    missing = (bits & standing) != bits
+    before = tl.atomic_or(bitmap + home, bits.to(tl.int32, bitcast=True), mask=missing, sem="relaxed")
+    for c in tl.static_range(1, TAPS):
+        flat, bit = _further_bit(
+            x,
+            row,
+            valid,
+            c,
+            OX,
+            KERNEL[3],
+            STRIDE[3],
+            PADDING[3],
+            DILATION[3],
+            COMMON[3],
+            STEP[3],
+            INVERSE[3],
+            TRANSPOSE,
+        )
+        far = ((flat >> 5) != home) & (bit != 0)
+        stood = tl.atomic_or(bitmap + (flat >> 5), bit.to(tl.int32, bitcast=True), mask=far, sem="relaxed")
+        fresh_far = far & ((stood.to(tl.uint32, bitcast=True) & bit) == 0)
+        tl.atomic_add(totals + (flat >> 5) // CHUNK, 1, mask=fresh_far, sem="relaxed")
+    fresh = _popcount(tl.where(missing, bits ^ (bits & before.to(tl.uint32, bitcast=True)), 0))
     tl.atomic_add(totals + home // CHUNK, fresh, mask=fresh > 0, sem="relaxed")
 
 
 @triton.jit
+def _further_bit(
+    x, row, valid, c, OX, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
+    COMMON: tl.constexpr, STEP: tl.constexpr, INVERSE: tl.constexpr, TRANSPOSE: tl.constexpr,
+):  # fmt: skip
+    """The output under the c-th tap along x. -> its flat index, its bit in its word or 0"""
+    place, there = _nth_tap(
+        x[None, :], c, OX, KERNEL, STRIDE, PADDING, DILATION, COMMON, STEP, INVERSE, TRANSPOSE
+    )  # fmt: skip
+    flat = row * OX + place
+    one = tl.full(flat.shape, 1, tl.uint32)
+    return flat, tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
+
+
+@_gpu.kernel
 def _scan_kernel(
-    bitmap, totals, ranks, sites, total, words, chunks, OT, OZ, OY, OX,
+    indices, zeros32, start, owners, ranks, sites, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk of the bitmap; those behind them settle which of several rows at a site is the lowest."""
+    p = tl.program_id(0)
+    if p < chunks:
+        _scan_chunk(p, zeros32 + start + 2, ranks, sites, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS)
+    else:
+        i = (p - chunks) * BLOCK + tl.arange(0, BLOCK)
+        inside, b, t, z, y, x = load_site(indices, i, i < count, batch, T, Z, Y, X, D)
+        own = (((b * T + t) * Z + z) * Y + y) * X + x
+        owner = tl.load(owners + own, mask=inside, other=0)
+        tl.atomic_min(owners + own, i, mask=inside & (owner > i), sem="relaxed")
+        repeated = tl.sum((inside & (owner != i)).to(tl.int32), 0)
+        if repeated > 0:
+            tl.atomic_add(zeros32 + start, repeated, sem="relaxed")
+
+
+@triton.jit
+def _scan_chunk(
+    p, bitmap, ranks, sites, words, chunks, OT, OZ, OY, OX,
     D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """ranks[w] = outputs before word w << 32 | its bits; and the sites of one chunk's outputs."""
-    p = tl.program_id(0)
+    """ranks[w] = outputs before word w << 32 | its bits; the sites of one chunk; the total, before the bitmap."""
     e = tl.arange(0, CHUNKS)
-    sums = tl.load(totals + e, mask=e < chunks, other=0)
+    sums = tl.load(bitmap + words + e, mask=e < chunks, other=0)
     before = tl.sum(tl.where(e < p, sums, 0), 0)
     if p == 0:
-        tl.store(total, tl.sum(sums, 0))
-    for start in range(0, CHUNK, WORDS):
-        w = p * CHUNK + start + tl.arange(0, WORDS)
+        tl.store(bitmap - 1, tl.sum(sums, 0))
+    for first in range(0, CHUNK, WORDS):
+        w = p * CHUNK + first + tl.arange(0, WORDS)
         bits = tl.load(bitmap + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)
         n = _popcount(bits)
         base = before + tl.cumsum(n, 0) - n
@@ -311,13 +376,12 @@ def _scan_kernel(
             tl.store(at, rest, mask=hit)
 
 
-@triton.jit
+@_gpu.kernel
 def _rank_kernel(
-    indices, ranks, lowest_rows, home, repeats, outputs, counts, count, batch, T, Z, Y, X, OT, OZ, OY, OX, blocks,
-    length,
-    TAPS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, COMMON: tl.constexpr, STEP: tl.constexpr,
-    INVERSE: tl.constexpr, MOST: tl.constexpr, TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
+    indices, ranks, zeros32, start, owners, outputs, counts, count, batch, T, Z, Y, X, OT, OZ, OY, OX, blocks, length,
+    HASH_BITS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, COMMON: tl.constexpr,
+    STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr, TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """outputs[k, i] for BLOCK sites and one row of TAPS offsets. STEPS > 0: ranks are sorted sites to search in."""
     p = tl.program_id(0)
@@ -325,8 +389,12 @@ def _rank_kernel(
     i = p * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
-    if tl.load(repeats) > 0:
-        inside = inside & is_lowest(lowest_rows, home, repeats, i, valid & inside)
+    if tl.load(zeros32 + start) > 0:
+        if HASH_BITS > 0:
+            own = tl.load(owners + (1 << HASH_BITS) + i, mask=inside, other=0)  # the site's slot
+        else:
+            own = (((b * T + t) * Z + z) * Y + y) * X + x
+        inside = inside & (tl.load(owners + own, mask=inside, other=-1) == i)
     if WIDE:
         b, t, z, y, x = b.to(tl.int64), t.to(tl.int64), z.to(tl.int64), y.to(tl.int64), x.to(tl.int64)
     KX: tl.constexpr = KERNEL[3] // TAPS
@@ -334,31 +402,59 @@ def _rank_kernel(
     py, vy = _place_under(y, q % KERNEL[2], OY, STRIDE[2], PADDING[2], DILATION[2], TRANSPOSE)
     pz, vz = _place_under(z, q // KERNEL[2] % KERNEL[1], OZ, STRIDE[1], PADDING[1], DILATION[1], TRANSPOSE)
     pt, vt = _place_under(t, q // (KERNEL[2] * KERNEL[1]), OT, STRIDE[0], PADDING[0], DILATION[0], TRANSPOSE)
-    row = ((b * OT + pt) * OZ + pz) * OY + py
+    row = (((b * OT + pt) * OZ + pz) * OY + py) * OX
     inside = inside & vy & vz & vt
-    for c in tl.static_range(TAPS):
-        place, there = _place_under(x, r % KX + c, OX, STRIDE[3], PADDING[3], DILATION[3], TRANSPOSE)
-        there = there & inside
-        flat = row * OX + place
-        if STEPS > 0:
-            low = tl.zeros((BLOCK,), tl.int64)
-            high = low + length
-            for _ in range(STEPS):
-                middle = (low + high) >> 1
-                less = tl.load(ranks + middle, mask=there & (middle < high), other=NO_SITE) < flat
-                low = tl.where(less & (low < high), middle + 1, low)
-                high = tl.where(less, high, middle)
-            rank = low.to(tl.int32)
-        else:
-            entry = tl.load(ranks + (flat >> 5), mask=there, other=0)
-            below = (tl.full((BLOCK,), 1, tl.int64) << (flat & 31).to(tl.int64)) - 1
-            rank = (entry >> 32).to(tl.int32) + _popcount((entry & below).to(tl.int32))
+    # Three taps at a time: all loads before the stores, which would wait for them one by one.
+    for c in tl.static_range(0, TAPS, 3):
+        hit0, rank0 = _rank_under(ranks, length, row, x, r % KX + c, inside, OX, STRIDE[3], PADDING[3], DILATION[3],
+                                  TRANSPOSE, STEPS)  # fmt: skip
+        more = inside & (c + 1 < TAPS)
+        hit1, rank1 = _rank_under(ranks, length, row, x, r % KX + c + 1, more, OX, STRIDE[3], PADDING[3], DILATION[3],
+                                  TRANSPOSE, STEPS)  # fmt: skip
+        more = inside & (c + 2 < TAPS)
+        hit2, rank2 = _rank_under(ranks, length, row, x, r % KX + c + 2, more, OX, STRIDE[3], PADDING[3], DILATION[3],
+                                  TRANSPOSE, STEPS)  # fmt: skip
         k = (r * TAPS + c).to(tl.int64)
-        tl.store(outputs + k * count + i, tl.where(there, rank, -1), mask=valid)
-        tl.store(counts + k * blocks + p, tl.sum(there.to(tl.int32), 0))
+        out = outputs + k * count + i
+        sums = tl.sum(hit0.to(tl.int64) | (hit1.to(tl.int64) << 20) | (hit2.to(tl.int64) << 40), 0)
+        tl.store(out, rank0, mask=valid)
+        tl.store(counts + k * blocks + p, (sums & 0xFFFFF).to(tl.int32))
+        if c + 1 < TAPS:
+            out += count
+            tl.store(out, rank1, mask=valid)
+            tl.store(counts + (k + 1) * blocks + p, ((sums >> 20) & 0xFFFFF).to(tl.int32))
+        if c + 2 < TAPS:
+            out += count
+            tl.store(out, rank2, mask=valid)
+            tl.store(counts + (k + 2) * blocks + p, (sums >> 40).to(tl.int32))
 
 
 @triton.jit
+def _rank_under(
+    ranks, length, row, x, k, inside, OX, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
+    TRANSPOSE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The output row that a site meets under tap k along x. -> whether there is one, the row or -1"""
+    place, there = _place_under(x, k, OX, STRIDE, PADDING, DILATION, TRANSPOSE)
+    there = there & inside
+    flat = row + place
+    if STEPS > 0:
+        low = tl.zeros(flat.shape, tl.int64)
+        high = low + length
+        for _ in range(STEPS):
+            middle = (low + high) >> 1
+            less = tl.load(ranks + middle, mask=there & (middle < high), other=NO_SITE) < flat
+            low = tl.where(less & (low < high), middle + 1, low)
+            high = tl.where(less, high, middle)
+        rank = low.to(tl.int32)
+    else:
+        entry = tl.load(ranks + (flat >> 5), mask=there, other=0)
+        below = (tl.full(flat.shape, 1, tl.int64) << (flat & 31).to(tl.int64)) - 1
+        rank = (entry >> 32).to(tl.int32) + _popcount((entry & below).to(tl.int32))
+    return there, tl.where(there, rank, -1)
+
+
+@_gpu.kernel
 def _candidates_kernel(
     indices, keys, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
@@ -382,7 +478,7 @@ def _candidates_kernel(
     tl.store(keys + q.to(tl.int64) * count + i, flat, mask=i < count)
 
 
-@triton.jit
+@_gpu.kernel
 def _invert_kernel(outputs, inputs, count, length, BLOCK: tl.constexpr):
     k = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

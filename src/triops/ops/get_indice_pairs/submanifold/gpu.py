@@ -7,6 +7,7 @@ halo and every tap is looked up by itself. `rows[slot * 32 + bit]` is the row of
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -16,78 +17,103 @@ from triops import _gpu
 
 WORD = 32
 MAX_HALO = 8  # at most half of a word's places are repeated ones
-INSERT_BLOCK = _gpu.block(64, interpreted=1024)
-LOOKUP_BLOCK = _gpu.block(32, interpreted=512)  # below 1,024: three sums share one integer
-LOOKUP_ROWS = 8
+# One warp a program everywhere: a block waits for its longest chain of probes.
+INSERT_BLOCK, INSERT_WARPS = _gpu.block(32, interpreted=1024), 1
+LOOKUP_BLOCK, LOOKUP_WARPS = _gpu.block(64, interpreted=512), 1  # below 1,024: three sums share an integer
+LOOKUP_ROWS = _gpu.block(1, interpreted=8)
 GRAIN = 1024  # sites that share a counter, see ../gpu.py
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)
 
 
+def cdiv(a, b):
+    """Triton has its own, which costs ten times as much on the host."""
+    return -(-a // b)
+
+
+def power_of_2(n):
+    """The lowest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
 class SiteHash:
-    """The hash of one call: buffers, and the constants that its kernels share. `spare` int32 come zeroed along."""
+    """The hash of one call: its two buffers, and the constants that the kernels share.
+
+    `zeros` int64 holds the table and, behind it as int32: masks (only if WIDE), the number of repeated sites, one
+    free number, and `spare` more; `parts` below finds them. `scratch` int32 holds rows, then each site's slot.
+    """
 
     def __init__(self, indices, batch_size, shape, halo, word, spare=0):
-        self.indices, self.count, self.batch_size = indices, indices.shape[0], batch_size
-        self.shape = [1] * (4 - len(shape)) + list(shape)
+        self.indices, self.count, self.batch_size, self.shape = indices, indices.shape[0], batch_size, shape
         payload = word - 2 * halo
-        self.words = -(-self.shape[3] // payload)
-        wide = batch_size * math.prod(self.shape[:3]) * self.words + 1 >= 2**31
+        self.words = -(-shape[3] // payload)
+        wide = batch_size * shape[0] * shape[1] * shape[2] * self.words >= 2**31 - 1
         # A site claims its word and at most one beside it; one slot more, and every search ends.
-        bits = max((2 if halo else 1) * self.count, 1).bit_length()
-        if halo == 0:
-            bits += 1
-        capacity = 1 << bits
-        masks = capacity // 2 if wide else 0
-        zeros = torch.zeros(capacity + masks + 1 + (spare + 1) // 2, dtype=torch.int64, device=indices.device)
-        self.table = zeros[:capacity]
-        self.masks = zeros[capacity : capacity + masks].view(torch.int32) if wide else self.table
-        rest = zeros[capacity + masks :].view(torch.int32)
-        self.repeats, self.spare = rest, rest[2:]
-        self.rows = torch.empty(capacity * word, dtype=torch.int32, device=indices.device)
-        home = torch.int32 if capacity * word < 2**31 else torch.int64
-        self.home = torch.empty(self.count, dtype=home, device=indices.device)
+        bits = self.count.bit_length() + 1
+        self.start = (2 + wide) << bits  # of what follows table and masks, in int32
+        self.zeros = torch.zeros((self.start >> 1) + 1 + ((spare + 1) >> 1), dtype=torch.int64, device=indices.device)
+        self.zeros32 = self.zeros.view(torch.int32)
+        self.scratch = torch.empty((word << bits) + self.count, dtype=torch.int32, device=indices.device)
         self.constants = {
-            "D": len(shape), "HALO": halo, "PAYLOAD": payload, "WORD": word, "BITS": bits, "WIDE": wide,
+            "D": indices.shape[1] - 1, "HALO": halo, "PAYLOAD": payload, "WORD": word, "BITS": bits, "WIDE": wide,
         }  # fmt: skip
 
-    def insert(self, copy=None, guard=None):
-        """Fill it. `copy` takes the sites as they are; with `guard` nothing happens while guard[0] is 0."""
-        grid = (triton.cdiv(self.count, INSERT_BLOCK),)
-        _insert_kernel[grid](
-            self.indices, self.indices if copy is None else copy, self.table, self.masks, self.rows, self.home,
-            self.repeats, self.repeats if guard is None else guard, self.count, self.batch_size, *self.shape,
-            self.words,
-            COPY=copy is not None, GUARDED=guard is not None, ROLES=2 if self.constants["HALO"] else 1,
-            BLOCK=INSERT_BLOCK, num_warps=2, **self.constants,
+    def insert(self, copy=None):
+        """Fill it; `copy` takes the sites as they are."""
+        _insert_kernel[(cdiv(self.count, INSERT_BLOCK),)](
+            self.indices, self.indices if copy is None else copy, self.zeros, self.zeros32, self.scratch,
+            self.count, self.batch_size, *self.shape, self.words,
+            COPY=copy is not None, ROLES=2 if self.constants["HALO"] else 1,
+            COLUMNS=power_of_2(1 + self.constants["D"]), BLOCK=INSERT_BLOCK, num_warps=INSERT_WARPS,
+            **self.constants,
         )  # fmt: skip
-        _settle_kernel[(triton.cdiv(self.count, 1024),)](
-            self.indices, self.table, self.masks, self.rows, self.home, self.repeats, self.count, self.batch_size,
-            *self.shape, self.words, BLOCK=1024, num_warps=4, **self.constants,
+        _settle_kernel[(cdiv(self.count, 1024),)](
+            self.indices, self.zeros, self.zeros32, self.scratch, self.count, self.batch_size, *self.shape, self.words,
+            BLOCK=1024, num_warps=4, **self.constants,
         )  # fmt: skip
-        return self
 
 
-def submanifold_table(indices, batch_size, shape, kernel_size, dilation, copy=None, counts=None):
-    """-> neighbors int32 [K, L], and with `counts` how many of each GRAIN sites have one: int32 [K, blocks]."""
-    volume, count = math.prod(kernel_size), indices.shape[0]
+@cache
+def _plan(shape, kernel_size, dilation):
+    """What the parameters settle, on four axes: shape, halo, groups of offset rows, the lookup's constants."""
     halo = kernel_size[-1] // 2 * dilation[-1]
-    by_word = 0 < halo <= MAX_HALO
-    blocks = triton.cdiv(count, GRAIN)
-    found = SiteHash(indices, batch_size, shape, halo if by_word else 0, WORD, volume * blocks if counts else 0)
+    halo = halo if halo <= MAX_HALO else 0
+    taps = kernel_size[-1] if halo else 1
+    offset_rows = math.prod(kernel_size) // taps
+    tile = min(LOOKUP_ROWS, power_of_2(max(offset_rows - 1, 1)))
+    front = (1,) * (4 - len(shape))
+    constants = {
+        "KERNEL": (*front, *kernel_size), "DILATION": (*front, *dilation), "TAPS": taps, "OFFSET_ROWS": offset_rows,
+        "TILE": tile,
+    }  # fmt: skip
+    return (*front, *shape), halo, max(cdiv(offset_rows - 1, tile), 1), constants
+
+
+def submanifold_table(indices, batch_size, shape, kernel_size, dilation, copy=None, counts=False):
+    """-> neighbors int32 [K, L], and the hash: with `counts`, how many of each GRAIN sites have one: int32 [K, blocks]
+    from zeros32[start + 2]."""
+    volume, count = math.prod(kernel_size), indices.shape[0]
+    shape, halo, groups, constants = _plan(tuple(shape), tuple(kernel_size), tuple(dilation))
+    blocks = cdiv(count, GRAIN)
+    found = SiteHash(indices, batch_size, shape, halo, WORD, volume * blocks if counts else 0)
     found.insert(copy)
     neighbors = torch.empty((volume, count), dtype=torch.int32, device=indices.device)
-    taps = kernel_size[-1] if by_word else 1
-    offset_rows = volume // taps
-    tile = min(LOOKUP_ROWS, triton.next_power_of_2(max(offset_rows - 1, 1)))
-    front = (1,) * (4 - len(shape))
-    grid = (triton.cdiv(count, LOOKUP_BLOCK), max(triton.cdiv(offset_rows - 1, tile), 1))
-    _lookup_kernel[grid](
-        indices, found.table, found.masks, found.rows, found.home, found.repeats, neighbors, found.spare,
-        count, batch_size, *found.shape, found.words, blocks,
-        KERNEL=(*front, *kernel_size), DILATION=(*front, *dilation), TAPS=taps, OFFSET_ROWS=offset_rows, TILE=tile,
-        COUNT=bool(counts), BLOCK=LOOKUP_BLOCK, GRAIN=GRAIN, num_warps=4, **found.constants,
+    _lookup_kernel[(cdiv(count, LOOKUP_BLOCK), groups)](
+        indices, found.zeros, found.zeros32, found.scratch, neighbors, count, batch_size, *shape, found.words, blocks,
+        COUNT=counts, BLOCK=LOOKUP_BLOCK, GRAIN=GRAIN, num_warps=LOOKUP_WARPS, **constants, **found.constants,
     )  # fmt: skip
-    return neighbors, found.spare
+    return neighbors, found
+
+
+@triton.jit
+def parts(zeros32, scratch, BITS: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr):
+    """-> masks, repeats, rows, home: where they begin in the buffers of a SiteHash."""
+    CAPACITY: tl.constexpr = 1 << BITS
+    SLOTS: tl.constexpr = WORD << BITS
+    masks = zeros32 + 2 * CAPACITY
+    repeats = masks
+    if WIDE:
+        repeats = masks + CAPACITY
+    return masks, repeats, scratch, scratch + SLOTS
 
 
 @triton.jit
@@ -157,58 +183,57 @@ def _beside(key, place, word, words, HALO: tl.constexpr, PAYLOAD: tl.constexpr):
     return there, key, tl.where(left, place + (PAYLOAD + HALO), place - (PAYLOAD - HALO))
 
 
-@triton.jit
+@_gpu.kernel
 def _insert_kernel(
-    indices, copy, table, masks, rows, home, repeats, guard, count, batch, T, Z, Y, X, words,
-    COPY: tl.constexpr, GUARDED: tl.constexpr, ROLES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    indices, copy, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
+    COPY: tl.constexpr, ROLES: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr, BITS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    wanted = True
-    if GUARDED:
-        wanted = tl.load(guard) > 0
-    if wanted:
-        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        valid = i < count
-        inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
-        if COPY:
-            for c in tl.static_range(1 + D):
-                value = tl.load(indices + i.to(tl.int64) * (1 + D) + c, mask=valid)
-                tl.store(copy + i.to(tl.int64) * (1 + D) + c, value, mask=valid)
-        word = x // PAYLOAD
-        place = x - word * PAYLOAD
-        own_key = _key(b, t, z, y, T, Z, Y, words, word, WIDE)
-        # Role 0 claims the word of the site, role 1 the one beside that repeats it, both at once.
-        role = tl.arange(0, ROLES)[:, None]
-        there, beside_key, beside_bit = _beside(own_key, place, word, words, HALO, PAYLOAD)
-        key = tl.where(role == 0, own_key[None, :], beside_key[None, :])
-        bit = tl.where(role == 0, (place + HALO)[None, :], beside_bit[None, :])
-        claimed = inside[None, :] & ((role == 0) | there[None, :])
-        key64 = key.to(tl.int64)
-        one = tl.full(key.shape, 1, tl.int64) << (bit & 31).to(tl.int64)
-        entry = key64
-        if not WIDE:
-            entry = (key64 << 32) | one
-        slot, step = _probe(key, BITS, WIDE)
-        pending = claimed
-        shared = claimed & (key < 0)  # the word was there already
-        while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
-            old = _claim(table + slot, entry, pending)
-            same = (old if WIDE else old >> 32) == key64
-            shared = shared | (pending & same)
-            pending = pending & (old != 0) & (same == 0)
-            slot = tl.where(pending, (slot + step) & ((1 << BITS) - 1), slot)
-        at = slot.to(home.dtype.element_ty) * WORD + bit
-        tl.store(rows + at, i[None, :] + tl.zeros_like(slot), mask=claimed)
-        tl.store(home + i[None, :] + tl.zeros_like(slot), tl.where(claimed, at, -1), mask=valid[None, :] & (role == 0))
-        if WIDE:
-            before = tl.atomic_or(masks + slot, one.to(tl.int32), mask=claimed, sem="relaxed").to(tl.int64)
-            shared = claimed
-        else:
-            before = tl.atomic_or(table + slot, one, mask=shared, sem="relaxed")
-        again = shared & ((before & one) != 0) & (role == 0)
-        repeated = tl.sum(tl.sum(again.to(tl.int32), 1), 0)
-        if repeated > 0:
-            tl.atomic_add(repeats, repeated, sem="relaxed")
+    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < count
+    inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
+    if COPY:
+        e = tl.arange(0, BLOCK * COLUMNS)
+        at = tl.program_id(0).to(tl.int64) * (BLOCK * (1 + D)) + e
+        mine = (e < BLOCK * (1 + D)) & (at < tl.full((), 1 + D, tl.int64) * count)
+        tl.store(copy + at, tl.load(indices + at, mask=mine), mask=mine)
+    word = x // PAYLOAD
+    place = x - word * PAYLOAD
+    own_key = _key(b, t, z, y, T, Z, Y, words, word, WIDE)
+    # Role 0 claims the word of the site, role 1 the one beside that repeats it, both at once.
+    role = tl.arange(0, ROLES)[:, None]
+    there, beside_key, beside_bit = _beside(own_key, place, word, words, HALO, PAYLOAD)
+    key = tl.where(role == 0, own_key[None, :], beside_key[None, :])
+    bit = tl.where(role == 0, (place + HALO)[None, :], beside_bit[None, :])
+    claimed = inside[None, :] & ((role == 0) | there[None, :])
+    key64 = key.to(tl.int64)
+    one = tl.full(key.shape, 1, tl.int64) << (bit & 31).to(tl.int64)
+    entry = key64
+    if not WIDE:
+        entry = (key64 << 32) | one
+    slot, step = _probe(key, BITS, WIDE)
+    pending = claimed
+    shared = claimed & (key < 0)  # the word was there already
+    while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
+        old = _claim(zeros + slot, entry, pending)
+        same = (old if WIDE else old >> 32) == key64
+        shared = shared | (pending & same)
+        pending = pending & (old != 0) & (same == 0)
+        slot = tl.where(pending, (slot + step) & ((1 << BITS) - 1), slot)
+    row = i[None, :] + tl.zeros_like(slot)
+    tl.store(rows + (slot.to(tl.int64) * WORD + bit), row, mask=claimed)
+    tl.store(home + row, tl.where(claimed, slot, -1), mask=valid[None, :] & (role == 0))
+    if WIDE:
+        before = tl.atomic_or(masks + slot, one.to(tl.int32), mask=claimed, sem="relaxed").to(tl.int64)
+        shared = claimed
+    else:
+        before = tl.atomic_or(zeros + slot, one, mask=shared, sem="relaxed")
+    again = shared & ((before & one) != 0) & (role == 0)
+    repeated = tl.sum(tl.sum(again.to(tl.int32), 1), 0)
+    if repeated > 0:
+        tl.atomic_add(repeats, repeated, sem="relaxed")
 
 
 @triton.jit
@@ -226,107 +251,128 @@ def _find(table, masks, key, wanted, BITS: tl.constexpr, WIDE: tl.constexpr):
     return slot, bits.to(tl.uint32, bitcast=True)
 
 
-@triton.jit
+@_gpu.kernel
 def _settle_kernel(
-    indices, table, masks, rows, home, repeats, count, batch, T, Z, Y, X, words,
+    indices, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
     BLOCK: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr,
     BITS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Where several rows share a site, whichever came last stands in `rows`: put the lowest there."""
+    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
     if tl.load(repeats) > 0:
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         valid = i < count
-        at = tl.load(home + i, mask=valid, other=-1)
-        _, b, t, z, y, x = load_site(indices, i, valid & (at >= 0), batch, T, Z, Y, X, D)
-        tl.atomic_min(rows + at, i, mask=at >= 0, sem="relaxed")
+        slot = tl.load(home + i, mask=valid, other=-1)
+        active = slot >= 0
+        _, b, t, z, y, x = load_site(indices, i, active, batch, T, Z, Y, X, D)
+        word = x // PAYLOAD
+        place = x - word * PAYLOAD
+        tl.atomic_min(rows + (slot.to(tl.int64) * WORD + place + HALO), i, mask=active, sem="relaxed")
         if HALO > 0:
-            word = x // PAYLOAD
-            place = x - word * PAYLOAD
             key = _key(b, t, z, y, T, Z, Y, words, word, WIDE)
             there, key, bit = _beside(key, place, word, words, HALO, PAYLOAD)
-            there = there & (at >= 0)
-            slot, _ = _find(table, masks, key[None, :], there[None, :], BITS, WIDE)
-            beside = slot.to(home.dtype.element_ty) * WORD + bit[None, :]
-            tl.atomic_min(rows + beside, i[None, :], mask=there[None, :], sem="relaxed")
+            there = (there & active)[None, :]
+            beside, _ = _find(zeros, masks, key[None, :], there, BITS, WIDE)
+            tl.atomic_min(rows + (beside.to(tl.int64) * WORD + bit[None, :]), i[None, :], mask=there, sem="relaxed")
 
 
-@triton.jit
-def is_lowest(rows, home, repeats, i, valid):
-    """Whether a row stands for its site: False outside the grid, and for all but the lowest of several rows."""
-    at = tl.load(home + i, mask=valid, other=-1)
-    several = tl.load(repeats) > 0
-    return (at >= 0) & (tl.load(rows + at, mask=(at >= 0) & several, other=0) == tl.where(several, i, 0))
-
-
-@triton.jit
+@_gpu.kernel
 def _lookup_kernel(
-    indices, table, masks, rows, home, repeats, neighbors, counts,
-    count, batch, T, Z, Y, X, words, blocks,
-    KERNEL: tl.constexpr, DILATION: tl.constexpr, TAPS: tl.constexpr, OFFSET_ROWS: tl.constexpr, TILE: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr,
+    indices, zeros, zeros32, scratch, neighbors, count, batch, T, Z, Y, X, words, blocks,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, KERNEL: tl.constexpr, DILATION: tl.constexpr,
+    TAPS: tl.constexpr, OFFSET_ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr,
     PAYLOAD: tl.constexpr, WORD: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """TILE rows of offsets for BLOCK sites, the row of the centre left out: it is the site's own word."""
+    """TILE rows of offsets for BLOCK sites; the centre row, which is the site's own word, goes with the first."""
     KT: tl.constexpr = KERNEL[0]
     KZ: tl.constexpr = KERNEL[1]
     KY: tl.constexpr = KERNEL[2]
     KX: tl.constexpr = KERNEL[3] // TAPS  # 1, or every tap has a row of its own
     DX: tl.constexpr = DILATION[3]
     CENTRE: tl.constexpr = OFFSET_ROWS // 2
+    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
+    counts = repeats + 2
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
-    at = tl.load(home + i, mask=valid, other=-1)
+    own = tl.load(home + i, mask=valid, other=-1)
+    several = tl.load(repeats) > 0
     _, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
-    active = is_lowest(rows, home, repeats, i, valid)
-    block = tl.program_id(0) * BLOCK // GRAIN
+    own_bit = x % PAYLOAD + HALO
+    own_place = own.to(tl.int64) * WORD + own_bit
+    active = own >= 0
+    first = valid & (tl.program_id(1) == 0)
+    if WIDE:
+        own_bits = tl.load(masks + own, mask=active & first, other=0).to(tl.uint32, bitcast=True)
+    else:
+        own_bits = tl.load(zeros + own, mask=active & first, other=0).to(tl.int32).to(tl.uint32, bitcast=True)
+    lowest = tl.load(rows + own_place, mask=active & several, other=-1)
 
     q = tl.program_id(1) * TILE + tl.arange(0, TILE)
     r = tl.where(q >= CENTRE, q + 1, q)
-    real = (q < OFFSET_ROWS - 1)[:, None] & valid[None, :]
-    xx = x[None, :] + ((r % KX - KX // 2) * DX)[:, None]
-    yy = y[None, :] + ((r // KX % KY - KY // 2) * DILATION[2])[:, None]
-    zz = z[None, :] + ((r // (KX * KY) % KZ - KZ // 2) * DILATION[1])[:, None]
-    tt = t[None, :] + ((r // (KX * KY * KZ) - KT // 2) * DILATION[0])[:, None]
-    within = (xx >= 0) & (xx < X) & (yy >= 0) & (yy < Y) & (zz >= 0) & (zz < Z) & (tt >= 0) & (tt < T)
-    wanted = real & active[None, :] & within
+    wanted = (q < OFFSET_ROWS - 1)[:, None] & active[None, :]
+    xx = tl.broadcast_to(x[None, :], (TILE, BLOCK))
+    yy, zz, tt = xx * 0 + y[None, :], xx * 0 + z[None, :], xx * 0 + t[None, :]
+    # An axis without taps costs nothing; along x, places beyond the border are no word's.
+    if KX > 1:
+        xx += ((r % KX - KX // 2) * DX)[:, None]
+        wanted = wanted & (xx >= 0) & (xx < X)
+    if KY > 1:
+        yy += ((r // KX % KY - KY // 2) * DILATION[2])[:, None]
+        wanted = wanted & (yy >= 0) & (yy < Y)
+    if KZ > 1:
+        zz += ((r // (KX * KY) % KZ - KZ // 2) * DILATION[1])[:, None]
+        wanted = wanted & (zz >= 0) & (zz < Z)
+    if KT > 1:
+        tt += ((r // (KX * KY * KZ) - KT // 2) * DILATION[0])[:, None]
+        wanted = wanted & (tt >= 0) & (tt < T)
     word = xx // PAYLOAD
     key = _key(b[None, :], tt, zz, yy, T, Z, Y, words, word, WIDE)
-    slot, bits = _find(table, masks, key, wanted, BITS, WIDE)
+    slot, bits = _find(zeros, masks, key, wanted, BITS, WIDE)
     bit = xx - word * PAYLOAD + HALO
-    place = slot.to(home.dtype.element_ty) * WORD + bit
-    out = neighbors + (r.to(tl.int64) * TAPS * count)[:, None] + i[None, :]
-    packed = tl.zeros((TILE, BLOCK), tl.int32)
-    for c in tl.static_range(TAPS):
-        shift = (c - TAPS // 2) * DX
-        hit = wanted & (((bits >> (bit + shift).to(tl.uint32)) & 1) != 0)
-        row = tl.load(rows + place + shift, mask=hit, other=-1)
-        tl.store(out, row, mask=real)
-        out += count
-        if COUNT:
-            packed += hit.to(tl.int32) << (10 * (c % 3))  # three sums of at most 1,023 in one
-            if c % 3 == 2 or c == TAPS - 1:
-                sums = tl.sum(packed, 1)
-                packed = tl.zeros((TILE, BLOCK), tl.int32)
-                for e in tl.static_range(c % 3 + 1):
-                    of = counts + (r * TAPS + (c - c % 3 + e)).to(tl.int64) * blocks + block
-                    tl.atomic_add(of, (sums >> (10 * e)) & 1023, mask=q < OFFSET_ROWS - 1, sem="relaxed")
+    place = slot.to(tl.int64) * WORD + bit
 
-    if tl.program_id(1) == 0:
-        own = at // WORD
-        own_bit = (at - own * WORD).to(tl.int32)
-        if WIDE:
-            own_bits = tl.load(masks + own, mask=active, other=0).to(tl.uint32, bitcast=True)
-        else:
-            own_bits = tl.load(table + own, mask=active, other=0).to(tl.int32).to(tl.uint32, bitcast=True)
-        for c in tl.static_range(TAPS):
-            own_shift = (c - TAPS // 2) * DX
-            if c == TAPS // 2:
-                own_hit = active
-                own_row = tl.where(active, i, -1)
-            else:
-                own_hit = active & (((own_bits >> (own_bit + own_shift).to(tl.uint32)) & 1) != 0)
-                own_row = tl.load(rows + at + own_shift, mask=own_hit, other=-1)
-            own_k = tl.full((), CENTRE * TAPS + c, tl.int64)
-            tl.store(neighbors + own_k * count + i, own_row, mask=valid)
-            if COUNT:
-                tl.atomic_add(counts + own_k * blocks + block, tl.sum(own_hit.to(tl.int32), 0), sem="relaxed")
+    active = active & ((several == 0) | (lowest == i))
+    wanted = wanted & active[None, :]
+    block = tl.program_id(0) * BLOCK // GRAIN
+    real = (q < OFFSET_ROWS - 1)[:, None] & valid[None, :]
+    out = neighbors + (r.to(tl.int64) * TAPS * count)[:, None] + i[None, :]
+    own_out = neighbors + tl.full((), CENTRE * TAPS, tl.int64) * count + i
+    # Three taps at a time: all loads before the stores, which would wait for them one by one.
+    for c in tl.static_range(0, TAPS, 3):
+        hit0, row0 = _tap(rows, wanted, bits, bit, place, (c - TAPS // 2) * DX)
+        hit1, row1 = _tap(rows, wanted & (c + 1 < TAPS), bits, bit, place, (c + 1 - TAPS // 2) * DX)
+        hit2, row2 = _tap(rows, wanted & (c + 2 < TAPS), bits, bit, place, (c + 2 - TAPS // 2) * DX)
+        mine = active & first
+        own0, own_row0 = _tap(rows, mine, own_bits, own_bit, own_place, (c - TAPS // 2) * DX)
+        own1, own_row1 = _tap(rows, mine & (c + 1 < TAPS), own_bits, own_bit, own_place, (c + 1 - TAPS // 2) * DX)
+        own2, own_row2 = _tap(rows, mine & (c + 2 < TAPS), own_bits, own_bit, own_place, (c + 2 - TAPS // 2) * DX)
+        tl.store(out, row0, mask=real)
+        tl.store(own_out, own_row0, mask=first)
+        if c + 1 < TAPS:
+            tl.store(out + count, row1, mask=real)
+            tl.store(own_out + count, own_row1, mask=first)
+        if c + 2 < TAPS:
+            out += count
+            own_out += count
+            tl.store(out + count, row2, mask=real)
+            tl.store(own_out + count, own_row2, mask=first)
+            out += count
+            out += count
+            own_out += count
+            own_out += count
+        if COUNT:
+            sums = tl.sum(hit0.to(tl.int32) | (hit1.to(tl.int32) << 10) | (hit2.to(tl.int32) << 20), 1)
+            own_sums = tl.sum(own0.to(tl.int32) | (own1.to(tl.int32) << 10) | (own2.to(tl.int32) << 20), 0)
+            for e in tl.static_range(3):
+                if c + e < TAPS:
+                    to = counts + (r * TAPS + (c + e)).to(tl.int64) * blocks + block
+                    tl.atomic_add(to, (sums >> (10 * e)) & 1023, mask=q < OFFSET_ROWS - 1, sem="relaxed")
+                    own_to = counts + tl.full((), CENTRE * TAPS + c + e, tl.int64) * blocks + block
+                    tl.atomic_add(own_to, (own_sums >> (10 * e)) & 1023, mask=tl.program_id(1) == 0, sem="relaxed")
+
+
+@triton.jit
+def _tap(rows, wanted, bits, bit, place, shift):
+    """The row `shift` places beside. -> whether there is one, the row or -1"""
+    hit = wanted & (((bits >> ((bit + shift) & 31).to(tl.uint32)) & 1) != 0)
+    return hit, tl.load(rows + place + shift, mask=hit, other=-1)
