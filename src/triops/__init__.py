@@ -8,9 +8,12 @@ from triops.ops.border_align import border_align, border_align_backward, border_
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
+from triops.ops.sparse_conv import Rulebook, sparse_conv
+from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 
 __version__ = "0.1.0"
 __all__ = [
+    "Rulebook",
     "bbox_overlaps",
     "border_align",
     "border_align_backward",
@@ -22,6 +25,9 @@ __all__ = [
     "roiaware_pool3d",
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
+    "sparse_avg_pool",
+    "sparse_conv",
+    "sparse_max_pool",
     "sparse_output_shape",
 ]
 

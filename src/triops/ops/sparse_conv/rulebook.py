@@ -71,14 +71,14 @@ class Rulebook:
             indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
         )
         axes = indices.shape[1] - 1
-        shape, kernel, *rest = (
+        shape, kernel, step, pad, gap, extra = (
             as_list("Rulebook", name, value, axes)
             for name, value in (
                 ("spatial_shape", spatial_shape), ("kernel_size", kernel_size), ("stride", stride),
                 ("padding", padding), ("dilation", dilation), ("out_padding", out_padding),
             )
         )  # fmt: skip
-        out_shape = output_shape(shape, kernel, *rest, False, transpose)
+        out_shape = output_shape(shape, kernel, step, pad, gap, extra, False, transpose)
         return cls(indices, out_indices, shape, out_shape, batch_size, kernel, gather, scatter)
 
     @property

@@ -1,0 +1,241 @@
+"""Inputs of sparse_conv and sparse_conv_backward_weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops import scenes
+from triops._sample import BadCall, Sample, Work, bytes_of
+from triops.ops.sparse_conv import Rulebook, sparse_conv
+
+Make = Callable[[torch.dtype], tuple[Any, ...]]
+Build = Callable[[], Rulebook]
+
+
+def random_sites(count: int, batch_size: int, shape: list[int], seed: int = 0) -> Tensor:
+    """Distinct sites anywhere in the grid, in random order: int32 [count, 1 + D]."""
+    places = torch.Size([batch_size, *shape])
+    flat = torch.randperm(places.numel(), generator=torch.Generator().manual_seed(seed))[:count]
+    return torch.stack(torch.unravel_index(flat, places), 1).int()
+
+
+def submanifold(
+    count: int, batch_size: int, shape: list[int], kernel: int | list[int] = 3, dilation: int = 1, seed: int = 0
+) -> Build:
+    return lambda: Rulebook.submanifold(
+        random_sites(count, batch_size, shape, seed), batch_size, shape, kernel, dilation
+    )
+
+
+def sparse(
+    count: int, batch_size: int, shape: list[int], kernel: int | list[int] = 3, seed: int = 0, **options: Any
+) -> Build:
+    return lambda: Rulebook.sparse(
+        random_sites(count, batch_size, shape, seed), batch_size, shape, kernel, **{"stride": 2, **options}
+    )
+
+
+def lidar() -> Rulebook:
+    """The submanifold case of the design documents: 248,636 sites, about 3.7 neighbours each."""
+    return Rulebook.submanifold(scenes.lidar_sites(248_636, (41, 1440, 1440), 4), 4, [41, 1440, 1440], 3)
+
+
+def deep_layer() -> Rulebook:
+    """50,000 voxels, closely packed as behind a few strided layers."""
+    return Rulebook.submanifold(
+        scenes.lidar_sites(50_000, (11, 360, 360), 2, reach=0.22, roughness=0.1), 2, [11, 360, 360], 3
+    )
+
+
+def hand_made(*columns: list[int], rows: int) -> Build:
+    """A rulebook whose `gather` has the given columns, one an output; `scatter` follows from it."""
+
+    def build() -> Rulebook:
+        gather = torch.tensor(columns, dtype=torch.int32).t().contiguous()
+        scatter = torch.full((gather.shape[0], rows), -1, dtype=torch.int32)
+        for k, line in enumerate(gather.tolist()):
+            for output, row in enumerate(line):
+                if row >= 0:
+                    scatter[k, row] = output
+        sites = torch.zeros(rows, 2, dtype=torch.int32), torch.zeros(len(columns), 2, dtype=torch.int32)
+        return Rulebook(*sites, [1], [1], 1, [gather.shape[0]], gather, scatter)
+
+    return build
+
+
+def _conv(
+    build: Build, channels_in: int, channels_out: int, *, bias: bool = True, flip: bool = False, layout: str = "spconv",
+    special: bool = False, seed: int = 0,
+) -> Make:  # fmt: skip
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        g = torch.Generator().manual_seed(seed)
+        rulebook = build()
+        taps, rows = rulebook.gather.shape[0], rulebook.in_indices.shape[0]
+        features = torch.randn(rows, channels_in, generator=g)
+        if special:  # every eleventh value is infinite or no number
+            features.view(-1)[::11] = torch.tensor([float("inf"), -float("inf"), float("nan")]).repeat(rows)[
+                : len(features.view(-1)[::11])
+            ]
+        scale = (3 * max(channels_in, 1)) ** -0.5
+        if layout == "mmcv":
+            weight = torch.randn(taps, channels_in, channels_out, generator=g).mul(scale).to(dtype).permute(2, 0, 1)
+        else:
+            weight = torch.randn(channels_out, taps, channels_in, generator=g).mul(scale).to(dtype)
+        shift = torch.randn(channels_out, generator=g).to(dtype) if bias else None
+        return (
+            features.to(dtype), weight, shift, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
+        )  # fmt: skip
+
+    return make
+
+
+def _gradient(build: Build, channels_in: int, channels_out: int, *, flip: bool = False, seed: int = 0) -> Make:
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        g = torch.Generator().manual_seed(seed)
+        rulebook = build()
+        features = torch.randn(rulebook.in_indices.shape[0], channels_in, generator=g)
+        grad = torch.randn(rulebook.gather.shape[1], channels_out, generator=g) * 0.1
+        return (
+            features.to(dtype), grad.to(dtype), rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
+        )  # fmt: skip
+
+    return make
+
+
+_TINY = submanifold(20, 1, [4, 5, 6])
+_STRIDED = sparse(40, 2, [5, 6, 7], padding=1)
+_NO_NEIGHBORS = hand_made([-1, -1, -1], [0, -1, 1], [-1, -1, -1], rows=2)
+
+# name, rulebook, channels in and out, scale
+_CASES: list[tuple[str, Build, int, int, str]] = [
+    ("submanifold 3D, 3 to 5 channels", _TINY, 3, 5, "general"),
+    ("stride 2, 4 to 6 channels", _STRIDED, 4, 6, "general"),
+    ("transposed, 16 to 8 channels", sparse(30, 1, [4, 5, 6], padding=1, transpose=True), 16, 8, "general"),
+    ("inverse, 8 to 16 channels", lambda: _STRIDED().inverse(), 8, 16, "general"),
+    ("1D, dilation", submanifold(50, 3, [30], 5, 2), 17, 33, "general"),
+    ("2D, stride and dilation", sparse(90, 2, [13, 17], stride=[2, 3], padding=2, dilation=2), 20, 12, "general"),
+    ("4D", submanifold(60, 2, [3, 3, 4, 4]), 5, 7, "general"),
+    ("kernel volume 1", submanifold(70, 1, [5, 6, 7], 1), 16, 16, "boundary"),
+    ("kernel volume 125", submanifold(90, 1, [5, 6, 7], 5), 6, 4, "boundary"),
+    ("kernel volume 343", submanifold(60, 1, [5, 6, 7], 7), 2, 3, "boundary"),
+    ("one channel", _STRIDED, 1, 1, "boundary"),
+    ("130 to 70 channels", submanifold(40, 1, [4, 5, 6]), 130, 70, "boundary"),
+    ("one site", submanifold(1, 1, [4, 5, 6]), 8, 8, "boundary"),
+    ("no sites", submanifold(0, 1, [4, 5, 6]), 8, 8, "boundary"),
+    ("no outputs", sparse(1, 1, [1, 1, 1], 1, padding=0, stride=1), 4, 4, "boundary"),
+    ("all vanish", lambda: Rulebook.sparse(torch.ones(3, 4, dtype=torch.int32), 2, [3, 3, 3], 1, stride=2), 4, 4,
+     "boundary"),
+    ("no channels in", _TINY, 0, 4, "boundary"),
+    ("no channels out", _TINY, 4, 0, "boundary"),
+    ("outputs without inputs", _NO_NEIGHBORS, 3, 4, "boundary"),
+    ("every site", submanifold(120, 1, [4, 5, 6]), 16, 16, "boundary"),
+    *((f"{n} sites", submanifold(n, 1, [6, 9, 8], seed=n), 16, 16, "boundary") for n in (63, 64, 65, 257)),
+]  # fmt: skip
+_LIDAR = [(16, 16), (32, 32), (64, 64), (128, 128)]
+
+SAMPLES = [
+    *(Sample("sparse_conv", f"{name}", _conv(build, i, o), scale, gradcheck=scale == "general" and i * o < 30)  # type: ignore[arg-type]
+      for name, build, i, o, scale in _CASES),
+    Sample("sparse_conv", "reversed offsets, no bias", _conv(_TINY, 8, 16, bias=False, flip=True), "general"),
+    Sample("sparse_conv", "weight as mmcv stores it", _conv(_STRIDED, 16, 32, layout="mmcv"), "general"),
+    Sample("sparse_conv", "infinite features and NaN", _conv(_STRIDED, 4, 4, special=True), "boundary"),
+    *(Sample("sparse_conv_backward_weight", name, _gradient(build, i, o), scale,  # type: ignore[arg-type]
+             gradcheck=scale == "general" and i * o < 30) for name, build, i, o, scale in _CASES),
+    Sample("sparse_conv_backward_weight", "reversed offsets", _gradient(_TINY, 8, 16, flip=True), "general"),
+    Sample("sparse_conv", "submanifold, 248636 sites, 16 channels", _conv(lidar, 16, 16, bias=False), "network",
+           demo=True),
+    Sample("sparse_conv", "submanifold, 248636 sites, 64 channels", _conv(lidar, 64, 64, bias=False), "network"),
+    Sample("sparse_conv_backward_weight", "submanifold, 248636 sites, 16 channels", _gradient(lidar, 16, 16),
+           "network"),
+    Sample("sparse_conv", "50000 voxels, 256 channels", _conv(deep_layer, 256, 256, bias=False), "network",
+           gpu_only=True),
+]  # fmt: skip
+
+
+def _bad_calls() -> list[BadCall]:
+    features, weight = torch.zeros(20, 3), torch.zeros(5, 3, 3, 3, 3)
+
+    def bad(what: str, error: type[Exception], match: str, *args: Any, **options: Any) -> BadCall:
+        def call() -> Tensor:
+            arguments: Any = [_TINY() if a is Rulebook else a for a in args]
+            return sparse_conv(*arguments, **options)
+
+        return BadCall(f"sparse_conv: {what}", call, error, match)
+
+    def broken(value: int) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            book = _TINY()
+            book.gather[3, 4] = value
+            return sparse_conv(features, weight, book)
+
+        return call
+
+    return [
+        bad("features as a list", TypeError, "features must be a Tensor, got list", [[1.0]], weight, Rulebook),
+        bad("features of rank 1", ValueError, r"features must have shape \[N, Cin\]", features[0], weight, Rulebook),
+        bad("too few features", ValueError, r"gather must have shape \[K, N\] with .*N = 19", features[1:], weight,
+            Rulebook),
+        bad("weight of another kernel", ValueError, r"weight must have shape \[Cout, 3, 3, 3, Cin\].*got \[5, 3, 3",
+            features, weight[..., 0], Rulebook),
+        bad("weight None", TypeError, "weight must be a Tensor, got NoneType", features, None, Rulebook),
+        bad("weight of other channels", ValueError, r"weight must have shape .*Cin = 3 as in features.*got .*2\]",
+            features, weight[..., :2], Rulebook),
+        bad("rulebook as a tensor", TypeError, "rulebook must be a Rulebook, got Tensor", features, weight, features),
+        bad("integer features", TypeError, "features must be float32.*got int64", features.long(), weight, Rulebook),
+        bad("two dtypes", TypeError, "must have one dtype", features.double(), weight, Rulebook),
+        bad("bias of a wrong length", ValueError, r"bias must have shape \[Cout\]", features, weight, Rulebook,
+            torch.zeros(4)),
+        bad("bias as a number", TypeError, "bias must be a Tensor or None, got float", features, weight, Rulebook, 1.0),
+        bad("another device", ValueError, "must be on one device", features.to("meta"), weight, Rulebook),
+        BadCall("sparse_conv: a row behind the last", broken(20), IndexError, r"gather\[3, 4\] = 20 is neither -1 nor"),
+        BadCall("sparse_conv: a row before the first", broken(-2), IndexError, r"gather\[3, 4\] = -2"),
+        BadCall("Rulebook: even kernel", lambda: Rulebook.submanifold(torch.zeros(1, 2).int(), 1, 4, 2), ValueError,
+                "kernel_size must be odd"),
+    ]  # fmt: skip
+
+
+BAD_CALLS = _bad_calls()
+
+
+def work(operator: str, args: tuple[Any, ...]) -> Work:
+    """Features and weight read once, the output written once; of the table only what a compact list would hold."""
+    gather = args[3] if operator == "sparse_conv" else args[2]
+    pairs = int((gather >= 0).sum())
+    channels_in = args[0].shape[1]
+    channels_out = args[1].shape[0] if operator == "sparse_conv" else args[1].shape[1]
+    element = args[0].element_size()
+    if operator == "sparse_conv":
+        moved = bytes_of(args[:3]) + gather.shape[1] * channels_out * element
+    else:
+        moved = bytes_of(args[:2]) + gather.shape[0] * channels_in * channels_out * element
+    return Work(moved + 4 * pairs, 2 * pairs * channels_in * channels_out)
+
+
+def baselines(operator: str) -> dict[str, Callable[..., Any]]:
+    return {"torch": _gather_scatter if operator == "sparse_conv" else _gather_weight}
+
+
+def _gather_scatter(
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    """What one writes in torch: gather, multiply, scatter, offset by offset."""
+    out = features.new_zeros(gather.shape[1], weight.shape[0])
+    for k in range(gather.shape[0]):
+        outputs = (gather[k] >= 0).nonzero()[:, 0]
+        taps = weight[:, -1 - k if flip else k]
+        out.index_add_(0, outputs, features[gather[k, outputs]] @ taps.t())
+    return out if bias is None else out + bias
+
+
+def _gather_weight(
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+) -> Tensor:
+    parts = []
+    for rows in gather:
+        outputs = (rows >= 0).nonzero()[:, 0]
+        parts.append(grad_output[outputs].t() @ features[rows[outputs]])
+    return torch.stack(parts[::-1] if flip else parts, 1)

@@ -1,0 +1,1 @@
+"""How the GPU kernels of the convolution cut their work."""

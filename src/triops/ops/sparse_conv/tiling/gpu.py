@@ -1,0 +1,165 @@
+"""How the GPU kernels cut a table into tiles of output rows, and which offsets each tile has to visit.
+
+Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under
+an offset) wastes few rows. The sort key is the Gray code rank of a row's mask of offsets, the rarest offset on top:
+neighbours in that order differ in one offset. Nothing here waits for the GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _check, _gpu
+from triops.ops.sparse_conv.plans import cached
+from triops.ops.sparse_conv.reference import refuse_rows_outside
+
+TILE = 256 if _gpu.INTERPRETED else 64  # rows
+SAMPLE = 1024  # rows that tell how rare an offset is
+KEY_BITS = 31
+TAPS_AT_ONCE = 32
+
+
+class Tiles(NamedTuple):
+    """T tiles of TILE rows, K offsets. The tiles with the most visits come last."""
+
+    rows: torch.Tensor  # int32 [T * TILE]: the output rows of a tile, -1 behind the last
+    counts: torch.Tensor  # int32 [T]: how many visits
+    taps: torch.Tensor  # int32 [T, K]: the offset of each visit
+    neighbors: torch.Tensor  # int32 [T, K, TILE]: the input rows of each visit, or -1
+    visit_of: torch.Tensor  # int32 [K, T]: number of the tile's visit under an offset, or -1
+
+
+class Visits(NamedTuple):
+    """The visits offset by offset, as the weight gradient takes them."""
+
+    counts: torch.Tensor  # int32 [K]
+    tiles: torch.Tensor  # int32 [K, T]: the tiles that visit an offset
+    numbers: torch.Tensor  # int32 [K, T]: and which of their visits it is
+
+
+def tiles_of(operator, table, count):
+    """The tiles of a table int32 [K, A] whose entries are rows of `count`; any other entry meets nothing."""
+    if _check.strict():
+        refuse_rows_outside(operator, "gather", table, count)
+    return cached(table, ("tiles", count), lambda: _make_tiles(table.contiguous(), count))
+
+
+def visits_of(operator, table, count):
+    return cached(table, ("visits", count), lambda: _make_visits(tiles_of(operator, table, count)))
+
+
+def _make_tiles(table, count):
+    taps, outputs = table.shape
+    device = table.device
+    tiles = triton.cdiv(outputs, TILE)
+    padded = triton.next_power_of_2(taps)
+    seen = torch.empty(taps, dtype=torch.int32, device=device)
+    keys = torch.empty(outputs, dtype=torch.int32, device=device)
+    rows = torch.empty(tiles * TILE, dtype=torch.int32, device=device)
+    counts = torch.empty(tiles, dtype=torch.int32, device=device)
+    visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
+    neighbors = torch.empty(tiles, taps, TILE, dtype=torch.int32, device=device)
+    visit_of = torch.empty(taps, tiles, dtype=torch.int32, device=device)
+    if outputs:
+        step = max(outputs // SAMPLE, 1)
+        _seen_kernel[(taps,)](table, seen, outputs, count, step, SAMPLE=SAMPLE, num_warps=4)
+        block = _gpu.block(128, interpreted=2048)
+        _key_kernel[(triton.cdiv(outputs, block),)](
+            table, seen, keys, outputs, count, taps, PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS,
+            BLOCK=block, num_warps=4,
+        )  # fmt: skip
+        order = keys.sort(stable=True).indices
+        _tile_kernel[(tiles,)](
+            table, order, rows, counts, visited, neighbors, visit_of, outputs, count, taps, tiles,
+            AT_ONCE=min(padded, TAPS_AT_ONCE), TILE=TILE, num_warps=4,
+        )  # fmt: skip
+    return Tiles(rows, counts, visited, neighbors, visit_of)
+
+
+def _make_visits(tiles):
+    taps, count = tiles.visit_of.shape
+    counts = torch.empty(taps, dtype=torch.int32, device=tiles.rows.device)
+    by_tap, numbers = torch.empty_like(tiles.visit_of), torch.empty_like(tiles.visit_of)
+    if taps:
+        block = min(triton.next_power_of_2(max(count, 16)), 4096)
+        _visits_kernel[(taps,)](tiles.visit_of, counts, by_tap, numbers, count, BLOCK=block, num_warps=8)
+    return Visits(counts, by_tap, numbers)
+
+
+@_gpu.kernel
+def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
+    tap = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, SAMPLE).to(tl.int64) * step
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    tl.store(seen + tap, tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
+
+
+@_gpu.kernel
+def _key_kernel(
+    table, seen, keys, outputs, count, taps,
+    PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    every = tl.arange(0, PADDED)
+    frequency = tl.load(seen + every, mask=every < taps, other=-1)
+    mask = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, taps, AT_ONCE):
+        tap = first + tl.arange(0, AT_ONCE)
+        own = tl.load(seen + tap, mask=tap < taps, other=-1)[:, None]
+        more_common = (frequency[None, :] > own) | ((frequency[None, :] == own) & (every[None, :] < tap[:, None]))
+        # the most common offset has bit 0; of more offsets than bits the rarest are kept
+        bit = tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - BITS, 0)
+        met = tl.load(
+            table + tap[:, None].to(tl.int64) * outputs + row[None, :],
+            mask=(tap < taps)[:, None] & (row < outputs)[None, :], other=-1,
+        )  # fmt: skip
+        has = (met >= 0) & (met < count) & (bit >= 0)[:, None]
+        mask += tl.sum(has.to(tl.int32) << tl.maximum(bit, 0)[:, None], 0)
+    for i in tl.static_range(5):  # the rank of a Gray code: every bit is the parity of those above it
+        mask ^= mask >> (1 << i)
+    tl.store(keys + row, mask, mask=row < outputs)
+
+
+@_gpu.kernel
+def _tile_kernel(
+    table, order, rows, counts, taps_of, neighbors, visit_of, outputs, count, taps, tiles,
+    AT_ONCE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    place = tile * TILE + lane
+    row = tl.load(order + place, mask=place < outputs, other=-1)
+    tl.store(rows + place, row.to(tl.int32))
+    visits = tl.zeros([], tl.int32)
+    for first in range(0, taps, AT_ONCE):
+        tap = first + tl.arange(0, AT_ONCE)
+        met = tl.load(
+            table + tap[:, None].to(tl.int64) * outputs + row[None, :],
+            mask=(tap < taps)[:, None] & (row >= 0)[None, :], other=-1,
+        )  # fmt: skip
+        met = tl.where((met >= 0) & (met < count), met, -1)
+        some = tl.max(met, 1) >= 0
+        number = visits + tl.cumsum(some.to(tl.int32), 0) - 1
+        visit = tile * taps + number
+        tl.store(taps_of + visit, tap, mask=some)
+        tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
+        tl.store(visit_of + tap.to(tl.int64) * tiles + tile, tl.where(some, number, -1), mask=tap < taps)
+        visits += tl.sum(some.to(tl.int32), 0)
+    tl.store(counts + tile, visits)
+
+
+@_gpu.kernel
+def _visits_kernel(visit_of, counts, tiles_by_tap, numbers, tiles, BLOCK: tl.constexpr):
+    tap = tl.program_id(0).to(tl.int64)
+    found = tl.zeros([], tl.int32)
+    for first in range(0, tiles, BLOCK):
+        tile = first + tl.arange(0, BLOCK)
+        number = tl.load(visit_of + tap * tiles + tile, mask=tile < tiles, other=-1)
+        has = number >= 0
+        place = tap * tiles + found + tl.cumsum(has.to(tl.int32), 0) - 1
+        tl.store(tiles_by_tap + place, tile, mask=has)
+        tl.store(numbers + place, number, mask=has)
+        found += tl.sum(has.to(tl.int32), 0)
+    tl.store(counts + tap, found)
