@@ -59,6 +59,8 @@ def _rows(bboxes: Tensor) -> Tensor:
 
 
 def output_shape(bboxes1: Tensor, bboxes2: Tensor, aligned: bool) -> tuple[int, ...]:
+    if bboxes1.dim() == bboxes2.dim() == 2:
+        return (bboxes1.shape[0],) if aligned else (bboxes1.shape[0], bboxes2.shape[0])
     lead = bboxes1.shape[:-2]
     if lead != bboxes2.shape[:-2]:
         lead = torch.broadcast_shapes(lead, bboxes2.shape[:-2])

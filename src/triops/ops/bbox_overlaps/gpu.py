@@ -43,14 +43,21 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
     count1, count2 = shape[-2:]
     boxes1, stride1 = _batches(bboxes1, shape[:-2])
     boxes2, stride2 = _batches(bboxes2, shape[:-2])
-    if boxes2.data_ptr() % 8:  # a view into a larger tensor; columns are read 8 bytes at a time
-        boxes2 = boxes2.clone()
-    rows, columns, warps = _tile(total, count2, out.element_size())
+    half = out.element_size() == 2
+    if half:
+        # The compiler sees by the unit that rows start aligned, and stores 16 bytes at a time.
+        unit, hidden = math.gcd(count2, 16), 0
+        if boxes2.data_ptr() % 8:  # a view into a larger tensor; a box is read as 8 bytes
+            boxes2 = boxes2.clone()
+    else:
+        # A box in one load leaves neighbouring columns with neighbouring threads. They store one by one, coalesced;
+        # 16 bytes at a time would need every row rearranged. So the compiler must not see that rows start aligned.
+        unit, hidden = 1, 1
+    rows, columns, warps = _tile(total, count2, half)
     row_tiles, column_tiles = -(-count1 // rows), -(-count2 // columns)
-    unit = math.gcd(count2, 16)
     _overlaps_kernel[(total // (count1 * count2) * row_tiles * column_tiles,)](
-        boxes1, boxes2, out, stride1, stride2, count1, count2 // unit, row_tiles, column_tiles,
-        UNIT=unit, IOF=mode == "iof", OFFSET=offset, ROWS=rows, COLUMNS=columns,
+        boxes1, boxes2, out, stride1, stride2, count1, count2 // unit + hidden, row_tiles, column_tiles,
+        UNIT=unit, HIDDEN=hidden, IOF=mode == "iof", OFFSET=offset, ROWS=rows, COLUMNS=columns,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -107,13 +114,15 @@ def _batches(bboxes, lead):
     return bboxes, bboxes.stride(0) if bboxes.shape[0] > 1 else 0
 
 
-def _tile(total, count2, element_size):
-    """Rows and columns of a program, and its warps."""
+def _tile(total, count2, half):
+    """Rows and columns of a program, and its warps, as measured on an H200."""
     if _gpu.INTERPRETED:
         return 64, 1024, 1
     if count2 <= 256:
         return 16, 256, 1
-    return (16, 512, 1) if element_size == 2 else (8, 1024, 2)
+    if total < 10**8:  # many programs to fill the GPU
+        return (16, 512, 1) if half else (8, 512, 2)
+    return (64, 512, 1) if half else (32, 256, 1)  # many rows to make the columns' loads worth it
 
 
 @triton.jit
@@ -127,24 +136,15 @@ def _load_boxes(boxes, i, mask, REAL: tl.constexpr):
 
 
 @triton.jit
-def _load_columns(boxes, i, mask, REAL: tl.constexpr):
-    """The same, a box as one or two integers: so a thread may hold the neighbours that it stores together."""
-    dtype: tl.constexpr = boxes.dtype.element_ty
-    if dtype == tl.float64:
-        x1, y1, x2, y2 = _load_boxes(boxes, i, mask, REAL)
-    elif dtype == tl.float32:
-        pairs = boxes.to(tl.pointer_type(tl.int64)) + i * 2
-        first, second = tl.load(pairs, mask, 0), tl.load(pairs + 1, mask, 0)
-        x1, y1 = first.to(tl.int32).to(dtype, bitcast=True), (first >> 32).to(tl.int32).to(dtype, bitcast=True)
-        x2, y2 = second.to(tl.int32).to(dtype, bitcast=True), (second >> 32).to(tl.int32).to(dtype, bitcast=True)
-    else:
-        fields = tl.load(boxes.to(tl.pointer_type(tl.int64)) + i, mask, 0)
-        x1, y1 = fields.to(tl.int16).to(dtype, bitcast=True), (fields >> 16).to(tl.int16).to(dtype, bitcast=True)
-        x2, y2 = (
-            (fields >> 32).to(tl.int16).to(dtype, bitcast=True),
-            (fields >> 48).to(tl.int16).to(dtype, bitcast=True),
-        )
-    return x1.to(REAL), y1.to(REAL), x2.to(REAL), y2.to(REAL)
+def _load_half_boxes(boxes, i, mask):
+    """The same for a half type, a box as one integer: so a thread holds the neighbours that it stores together."""
+    HALF: tl.constexpr = boxes.dtype.element_ty
+    fields = tl.load(boxes.to(tl.pointer_type(tl.int64)) + i, mask, 0)
+    x1 = fields.to(tl.int16).to(HALF, bitcast=True)
+    y1 = (fields >> 16).to(tl.int16).to(HALF, bitcast=True)
+    x2 = (fields >> 32).to(tl.int16).to(HALF, bitcast=True)
+    y2 = (fields >> 48).to(tl.int16).to(HALF, bitcast=True)
+    return x1.to(tl.float32), y1.to(tl.float32), x2.to(tl.float32), y2.to(tl.float32)
 
 
 @triton.jit
@@ -198,20 +198,24 @@ def _overlap(
 
 @_gpu.kernel
 def _overlaps_kernel(
-    boxes1, boxes2, out, stride1, stride2, count1, units2, row_tiles, column_tiles,
-    UNIT: tl.constexpr, IOF: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    boxes1, boxes2, out, stride1, stride2, count1, packed_count2, row_tiles, column_tiles,
+    UNIT: tl.constexpr, HIDDEN: tl.constexpr, IOF: tl.constexpr, OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
     EXACT: tl.constexpr = out.dtype.element_ty == REAL
     OFFSET_Y: tl.constexpr = OFFSET * Y_UNIT
-    count2 = units2 * UNIT  # the compiler sees that rows start aligned, and stores 16 bytes at a time
+    count2 = packed_count2 * UNIT - HIDDEN
     tile = tl.program_id(0)
     row_tile = tile % row_tiles
     column_tile = tile // row_tiles % column_tiles
     batch = (tile // row_tiles // column_tiles).to(tl.int64)
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < count2
-    x1, y1, x2, y2 = _load_columns(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
+    if EXACT:
+        x1, y1, x2, y2 = _load_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
+    else:
+        x1, y1, x2, y2 = _load_half_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside)
     y1, y2 = y1 * Y_UNIT, y2 * Y_UNIT
     # What a second box adds to the denominator.
     weight = _zero(x1, y1, x2, y2) if IOF else _area(x1, y1, x2, y2, OFFSET, OFFSET_Y)
