@@ -157,9 +157,7 @@ def _test_kernel(
     if program < roi_count * chunks:
         r = program // chunks
         part = program % chunks
-        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(
-            rois, first_roi + r, True, margin_bits, BOTTOM, REAL
-        )
+        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(rois, first_roi + r, True, margin_bits, BOTTOM, REAL)
         row = _row(workspace, r, point_count, chunks)
         held = 0
         for offset in range(0, chunk, BLOCK):
