@@ -1,4 +1,4 @@
-"""Train a sparse CNN to tell shapes apart: sphere, cube, cylinder, cone, torus, pyramid, in any pose.
+"""Train a sparse CNN to tell shapes apart: sphere, cube, cylinder, cone, torus, tetrahedron, in any pose.
 
     python examples/train_sparse_shapes.py
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from triops.nn import SparseConv3d, SparseConvTensor, SparseGlobalMaxPool, SparseSequential, SubMConv3d
 
-SHAPES = ("sphere", "cube", "cylinder", "cone", "torus", "pyramid")
+SHAPES = ("sphere", "cube", "cylinder", "cone", "torus", "tetrahedron")
 GRID = 24
 POINTS = 1000  # on the surface of each shape
 TARGET = 0.95
@@ -46,21 +46,21 @@ def surface(shape: str, count: int) -> Tensor:
         cap = torch.rand(count) < 1 / 3
         radius, height = torch.where(cap, u.sqrt(), 1.0), torch.where(cap, v.sign(), v)
         return torch.cat([0.7 * radius[:, None] * circle, height[:, None]], 1)
-    # Cone and pyramid: a base, and sides that narrow from it to a tip.
-    base = torch.rand(count) < 0.3
-    radius, height = u.sqrt(), torch.where(base, -0.8, 1 - 1.8 * u.sqrt())
-    if shape == "pyramid":  # square where the cone is round
-        side = circle / circle.abs().amax(1, keepdim=True)
-        return torch.cat([0.8 * radius[:, None] * side, height[:, None]], 1)
-    return torch.cat([0.9 * radius[:, None] * circle, height[:, None]], 1)
+    if shape == "tetrahedron":  # any mixture of three of four corners
+        corners = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
+        weights = torch.rand(count, 4).log().scatter(1, torch.randint(0, 4, (count, 1)), 0.0)
+        return weights / weights.sum(1, keepdim=True) @ corners
+    # A cone: a base, and a side that narrows from it to the tip.
+    height = torch.where(torch.rand(count) < 0.3, -0.8, 1 - 1.8 * u.sqrt())
+    return torch.cat([0.9 * u.sqrt()[:, None] * circle, height[:, None]], 1)
 
 
 def pose(points: Tensor) -> Tensor:
     """Points [B, P, 3] stretched a little, turned at random, scaled, moved, and made a little noisy."""
     batch = len(points)
     rotation = torch.linalg.qr(torch.randn(batch, 3, 3)).Q
-    stretched = points * (0.85 + 0.3 * torch.rand(batch, 1, 3))
-    posed = stretched @ rotation * (0.5 + 0.2 * torch.rand(batch, 1, 1)) + 0.1 * torch.randn(batch, 1, 3)
+    stretched = points * (0.9 + 0.2 * torch.rand(batch, 1, 3))
+    posed = stretched @ rotation * (0.5 + 0.2 * torch.rand(batch, 1, 1)) + 0.05 * torch.randn(batch, 1, 3)
     return posed + 0.01 * torch.randn_like(points)
 
 
@@ -127,7 +127,7 @@ def progress_bar(steps: int) -> Iterator[Any]:
 
 def train(net: nn.Module, steps: int, batch: int, device: str) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=steps)
     smooth = math.log(len(SHAPES))
     with progress_bar(steps) as show:
         for step in range(1, steps + 1):
@@ -151,7 +151,7 @@ def accuracy(net: nn.Module, batches: int, device: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--test-batches", type=int, default=10, help="of 60 shapes")
     parser.add_argument("--seed", type=int, default=0)
