@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,10 +55,12 @@ def ascending(sites: Tensor, shape: list[int]) -> Tensor:
     return sites[key.argsort()]
 
 
+@cache
 def _submanifold_sites() -> Tensor:
     return scenes.lidar_sites(248_636, (41, 1440, 1440), 4)
 
 
+@cache
 def _strided_sites() -> Tensor:
     return scenes.lidar_sites(149_100, (11, 360, 360), 4, reach=0.22, roughness=0.1)
 
@@ -145,7 +148,7 @@ _SPARSE: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("huge grid, stride to a small one", (_corners(2, [2**31 - 1]), 2, [2**31 - 1], 3),
      {"stride": 2**24, "dilation": 2**23, "padding": 2**24}, "boundary"),
     *((f"{n} sites", (_random(n, 1, [6, 40, 40], n), 1, [6, 40, 40]), {"stride": 2, "padding": 1}, "boundary")
-      for n in (127, 128, 129, 1023, 1025)),
+      for n in (129, 1025)),
 ]  # fmt: skip
 _SUBMANIFOLD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("submanifold 3D, 20 sites", (_random(20, 1, [4, 5, 6]), 1, [4, 5, 6]), {}, "general"),
@@ -165,7 +168,7 @@ _SUBMANIFOLD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("submanifold, every site", (_every_site(1, [3, 4, 70]), 1, [3, 4, 70]), {}, "boundary"),
     ("submanifold, huge grid", (_corners(8, _HUGE), 8, _HUGE), {}, "boundary"),
     *((f"submanifold, {n} sites", (_random(n, 1, [6, 9, 40], n), 1, [6, 9, 40]), {}, "boundary")
-      for n in (63, 64, 65, 511, 513, 1023, 1025)),
+      for n in (65, 513, 1025)),
 ]  # fmt: skip
 for _operator, _cases, _subm in (
     *((name, _SPARSE, False) for name in (*_PAIRS, "sparse_neighbors")),
