@@ -61,6 +61,11 @@ def test_the_raw_operator_checks_too() -> None:
         torch.ops.triops.points_in_boxes(torch.zeros(5, 3), BOXES, "center", 0.0)
 
 
+def test_an_integer_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="offset must fit in 64 bits"):
+        triops.bbox_overlaps(torch.zeros(1, 4), torch.zeros(1, 4), offset=2**70)
+
+
 def test_meta_tensors_are_checked_and_shaped() -> None:
     out = triops.points_in_boxes(POINTS.to("meta"), BOXES.to("meta"))
     assert (out.device.type, out.shape, out.dtype) == ("meta", (1, 2), torch.int32)

@@ -72,13 +72,12 @@ class Operator:
         for position, (name, types, expected) in zip(self._positions, self._kinds, strict=True):
             value = args[position]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-                if isinstance(value, numbers.Real) and not isinstance(value, bool) and types not in (Tensor, str, bool):
-                    # NumPy scalars: numbers to a user, strangers to the dispatcher
-                    as_number = float(value) if expected == "a number" else int(value)  # type: ignore[call-overload]
-                    if as_number == value:
-                        args = (*args[:position], as_number, *args[position + 1 :])
-                        continue
-                raise TypeError(f"{self.name}: {name} must be {expected}, got {type(value).__name__}")
+                number = _plain_number(value, expected)
+                if number is None:
+                    raise TypeError(f"{self.name}: {name} must be {expected}, got {type(value).__name__}")
+                args = (*args[:position], number, *args[position + 1 :])
+            elif type(value) is int and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {value}")
         return self.overload(*args)
 
     def __repr__(self) -> str:
@@ -124,6 +123,15 @@ class Operator:
     def _checked_fake(self, *args: Any) -> Any:
         self.check(*args)
         return self.fake(*args)
+
+
+def _plain_number(value: Any, expected: str) -> int | float | None:
+    """NumPy scalars are numbers to a user and strangers to the dispatcher; None for what is no such number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    if expected == "a number":
+        return float(value)
+    return int(value) if expected == "an integer" and isinstance(value, numbers.Integral) else None
 
 
 def _device_of(args: tuple[Any, ...]) -> torch.device:
