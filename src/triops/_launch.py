@@ -25,7 +25,7 @@ import torch
 
 HUGE_PAGE_BYTES = 4 * 2**20  # from here on huge pages pay
 PAGE = mmap.PAGESIZE
-MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone has it
+MADV_HUGEPAGE: int = getattr(mmap, "MADV_HUGEPAGE", -1)  # Linux alone has it
 CHUNKS_PER_THREAD = 2  # uneven work evens out, and a chunk still lasts far longer than handing it out
 
 
@@ -97,7 +97,7 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
         function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     except (OSError, AttributeError, TypeError):
         return None
-    return function if MADV_HUGEPAGE is not None else None
+    return function if MADV_HUGEPAGE >= 0 else None
 
 
 _madvise = _find_madvise()

@@ -17,6 +17,9 @@ PARTS = 8  # partial sums of the gradient of bboxes2: as many threads can share 
 GRAIN = 500_000  # pairs worth a thread
 BACKWARD_GRAIN = 50_000
 
+# The offset as an array of one element, whose dtype is the one to compute in: float32, or float64 for float64.
+_OFFSETS = [[np.array([offset], real) for offset in (0, 1)] for real in (np.float32, np.float64)]
+
 # Fields of a split tile.
 X1, Y1, X2, Y2, WIDTH, HEIGHT, AREA = range(7)
 
@@ -26,7 +29,7 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
     out = torch.empty(output_shape(bboxes1, bboxes2, aligned), dtype=bboxes1.dtype)
     if out.numel() == 0:
         return out
-    options = mode == "iof", _typed(offset, bboxes1.dtype)
+    options = mode == "iof", _OFFSETS[bboxes1.dtype == torch.float64][offset]
     in_huge_pages(out)
     if aligned:
         boxes1, boxes2 = _rows(bboxes1, out.shape), _rows(bboxes2, out.shape)
@@ -44,7 +47,7 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
 def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
     if grad.numel() == 0:
         return torch.zeros_like(bboxes1), torch.zeros_like(bboxes2)
-    options = mode == "iof", _typed(offset, bboxes1.dtype)
+    options = mode == "iof", _OFFSETS[bboxes1.dtype == torch.float64][offset]
     real = torch.float64 if bboxes1.dtype == torch.float64 else torch.float32
     grad_bits = as_bits(grad)
     if aligned:
@@ -81,11 +84,6 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
 def _batches(bboxes, lead):
     """[B, rows, 4], or [1, rows, 4] where all batches share one set."""
     return as_bits(bboxes)[None] if bboxes.dim() == 2 else as_bits(batches(bboxes, lead))
-
-
-def _typed(offset, dtype):
-    """The offset as an array of one element, whose dtype is the one to compute in."""
-    return np.array([offset], np.float64 if dtype == torch.float64 else np.float32)
 
 
 def _rows(bboxes, shape):
