@@ -669,6 +669,38 @@ def test_two_processes_share_gradients(tmp_path: Path):
             torch.testing.assert_close(shared, (grads[0] + grads[1]) / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_gives_the_same_on_a_gpu():
+    x = sparse([9, 9, 9], 4)
+    net = network().double()
+    expected = net(x)
+    there = copy.deepcopy(net).cuda()(SparseConvTensor(x.features.cuda(), x.indices.cuda(), [9, 9, 9], 2))
+    torch.testing.assert_close(there.features.cpu(), expected.features, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(there.dense().cpu(), expected.dense(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_submanifold_blocks_with_a_known_rulebook_are_captured_in_a_cuda_graph():
+    torch.manual_seed(0)
+    net = SparseSequential(
+        tnn.SubMConv3d(4, 16, 3, indice_key="a"), nn.ReLU(), tnn.SubMConv3d(16, 16, 3, indice_key="a")
+    ).cuda()
+    sites = sparse([12, 12, 12], 1).indices.cuda()
+    features = torch.randn(len(sites), 4, device="cuda")
+
+    def run(indice_dict: dict[str, Any]) -> SparseConvTensor:
+        return net(SparseConvTensor(features, sites, [12, 12, 12], 2, indice_dict=indice_dict))
+
+    with torch.no_grad():
+        known = run({}).indice_dict
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run(known).features
+        features.copy_(torch.randn_like(features))
+        graph.replay()
+        torch.testing.assert_close(captured, run({}).features, rtol=1e-4, atol=1e-5)
+
+
 # ---------------------------------------------------------------- what the documentation says
 
 ROOT = Path(__file__).parents[1]
