@@ -93,7 +93,7 @@ def in_huge_pages(tensor: torch.Tensor) -> None:
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:
     try:
-        function = ctypes.CDLL(None, use_errno=True).madvise
+        function: Any = ctypes.CDLL(None, use_errno=True).madvise
         function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     except (OSError, AttributeError, TypeError):
         return None
