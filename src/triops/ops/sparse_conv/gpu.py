@@ -122,7 +122,7 @@ def _weight_config(dtype, precision, channels_in, channels_out):
     out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
     if dtype == torch.float64 or (precision == "ieee" and not _gpu.INTERPRETED):
         return Config(min(out, 32), min(inner, 32), 4, 1)
-    return Config(out, inner, 4, 3)
+    return Config(out, inner, 8 if out * inner >= 128 * 128 else 4, 3)  # 128 x 128 sums need the registers of 8 warps
 
 
 def _split(weight):

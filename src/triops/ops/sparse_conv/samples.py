@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from triops import scenes
+from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Work, bytes_of
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 
@@ -39,11 +41,13 @@ def sparse(
     )
 
 
+@cache
 def lidar() -> Rulebook:
     """The submanifold case of the design documents: 248,636 sites, about 3.7 neighbours each."""
     return Rulebook.submanifold(scenes.lidar_sites(248_636, (41, 1440, 1440), 4), 4, [41, 1440, 1440], 3)
 
 
+@cache
 def deep_layer() -> Rulebook:
     """50,000 voxels, closely packed as behind a few strided layers."""
     return Rulebook.submanifold(
@@ -98,7 +102,8 @@ def _gradient(build: Build, channels_in: int, channels_out: int, *, flip: bool =
         g = torch.Generator().manual_seed(seed)
         rulebook = build()
         features = torch.randn(rulebook.in_indices.shape[0], channels_in, generator=g)
-        grad = torch.randn(rulebook.gather.shape[1], channels_out, generator=g) * 0.1
+        outputs = rulebook.gather.shape[1]
+        grad = torch.randn(outputs, channels_out, generator=g) / max(outputs, 1) ** 0.5
         return (
             features.to(dtype), grad.to(dtype), rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
         )  # fmt: skip
@@ -135,23 +140,31 @@ _CASES: list[tuple[str, Build, int, int, str]] = [
     ("every site", submanifold(120, 1, [4, 5, 6]), 16, 16, "boundary"),
     *((f"{n} sites", submanifold(n, 1, [6, 9, 8], seed=n), 16, 16, "boundary") for n in (63, 64, 65, 257)),
 ]  # fmt: skip
-_LIDAR = [(16, 16), (32, 32), (64, 64), (128, 128)]
 
+# A boundary is one of shapes, not of dtypes.
+_DTYPES = {"general": FLOATS, "boundary": (torch.float32, torch.float16)}
 SAMPLES = [
-    *(Sample("sparse_conv", f"{name}", _conv(build, i, o), scale, gradcheck=scale == "general" and i * o < 30)  # type: ignore[arg-type]
-      for name, build, i, o, scale in _CASES),
-    Sample("sparse_conv", "reversed offsets, no bias", _conv(_TINY, 8, 16, bias=False, flip=True), "general"),
-    Sample("sparse_conv", "weight as mmcv stores it", _conv(_STRIDED, 16, 32, layout="mmcv"), "general"),
+    Sample(operator, name, make(build, i, o), scale, _DTYPES[scale],  # type: ignore[arg-type]
+           gradcheck=scale == "general" and i * o < 30)
+    for operator, make in (("sparse_conv", _conv), ("sparse_conv_backward_weight", _gradient))
+    for name, build, i, o, scale in _CASES
+]  # fmt: skip
+SAMPLES += [
+    Sample("sparse_conv", "reversed offsets, no bias", _conv(_TINY, 8, 16, bias=False, flip=True)),
+    Sample("sparse_conv", "weight as mmcv stores it", _conv(_STRIDED, 16, 32, layout="mmcv")),
     Sample("sparse_conv", "infinite features and NaN", _conv(_STRIDED, 4, 4, special=True), "boundary"),
-    *(Sample("sparse_conv_backward_weight", name, _gradient(build, i, o), scale,  # type: ignore[arg-type]
-             gradcheck=scale == "general" and i * o < 30) for name, build, i, o, scale in _CASES),
-    Sample("sparse_conv_backward_weight", "reversed offsets", _gradient(_TINY, 8, 16, flip=True), "general"),
+    Sample("sparse_conv_backward_weight", "reversed offsets", _gradient(_TINY, 8, 16, flip=True)),
     Sample("sparse_conv", "submanifold, 248636 sites, 16 channels", _conv(lidar, 16, 16, bias=False), "network",
            demo=True),
-    Sample("sparse_conv", "submanifold, 248636 sites, 64 channels", _conv(lidar, 64, 64, bias=False), "network"),
     Sample("sparse_conv_backward_weight", "submanifold, 248636 sites, 16 channels", _gradient(lidar, 16, 16),
            "network"),
+    *(Sample("sparse_conv", f"submanifold, 248636 sites, {c} channels", _conv(lidar, c, c, bias=False), "network",
+             gpu_only=True) for c in (32, 64, 128)),
+    *(Sample("sparse_conv_backward_weight", f"submanifold, 248636 sites, {c} channels", _gradient(lidar, c, c),
+             "network", gpu_only=True) for c in (32, 64, 128)),
     Sample("sparse_conv", "50000 voxels, 256 channels", _conv(deep_layer, 256, 256, bias=False), "network",
+           gpu_only=True),
+    Sample("sparse_conv_backward_weight", "50000 voxels, 256 channels", _gradient(deep_layer, 256, 256), "network",
            gpu_only=True),
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
+from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Work, bytes_of
 from triops.ops.sparse_conv.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold
@@ -59,8 +60,9 @@ _CASES: list[tuple[str, Build, int, str]] = [
     ("257 outputs", submanifold(257, 1, [6, 9, 8]), 2, "boundary"),
 ]  # fmt: skip
 
+_DTYPES = {"general": FLOATS, "boundary": (torch.float32, torch.float16)}
 SAMPLES = [
-    Sample(operator, name, _pool(operator, build, channels), scale,  # type: ignore[arg-type]
+    Sample(operator, name, _pool(operator, build, channels), scale, _DTYPES[scale],  # type: ignore[arg-type]
            gradcheck=scale == "general" and not operator.endswith("backward"))
     for operator in _OPERATORS for name, build, channels, scale in _CASES
 ]  # fmt: skip
