@@ -78,7 +78,7 @@ def compact_indice_pairs(
     >>> sites = torch.tensor([[0, 2], [0, 3]], dtype=torch.int32)
     >>> _, pairs, offsets = compact_indice_pairs(sites, 1, 8, 3, subm=True)
     >>> pairs.tolist(), offsets.tolist()
-    ([[1, 0, 1, 0], [0, 0, 1, 1]], [0, 1, 3, 4])
+    ([[0, 0, 1, 1], [1, 0, 1, 0]], [0, 1, 3, 4])
     """
     return _call(  # type: ignore[return-value]
         _compact_indice_pairs, indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,

@@ -40,7 +40,7 @@ class Candidates:
         self.step = np.zeros((AXES, 2), np.int64)
         length = len(front) + (self.sites * len(spatial_shape) if by_row else sum(spatial_shape))
         self.taps = np.zeros((length, 3), np.int32)  # first offset, first output place, how many
-        at = 0
+        at, self.most_rows = 0, 1  # rows: combinations of taps along all axes but the last
         for axis in range(AXES):
             self.tap_base[axis] = at
             column = axis - len(front)
@@ -55,6 +55,8 @@ class Candidates:
             coordinates = indices[:, 1 + column].astype(np.int64) if by_row else np.arange(places)
             taps = self.taps[at : at + places]
             _tabulate(coordinates, k, s, p, d, out_shape[column], transpose, taps)
+            if axis < AXES - 1:
+                self.most_rows *= int(taps[:, 2].max(initial=0))
             at += places
 
     def count(self):
@@ -88,10 +90,11 @@ class Candidates:
     def _walk(self, task, base=None, places=None, apart=None, flat=None, keys=None, key_places=None):
         run(
             _walk, len(self.counts), 4, task, self.indices, self.active, self.by_row, self.first_column, self.out_shape,
-            self.kernel, self.taps, self.tap_base, self.step, self.counts, self.marks, self.marks.view(np.uint64),
-            np.empty(0, np.int32) if base is None else base, self.counts if places is None else places,
-            self.kernel if apart is None else apart, np.empty(0, np.int32) if flat is None else flat,
-            self.kernel if keys is None else keys, self.counts if key_places is None else key_places,
+            self.kernel, self.taps, self.tap_base, self.step, self.most_rows, self.counts, self.marks,
+            self.marks.view(np.uint64), np.empty(0, np.int32) if base is None else base,
+            self.counts if places is None else places, self.kernel if apart is None else apart,
+            np.empty(0, np.int32) if flat is None else flat, self.kernel if keys is None else keys,
+            self.counts if key_places is None else key_places,
         )  # fmt: skip
 
     def _rank(self):
@@ -164,7 +167,7 @@ def _tap_index(indices, i, column, first_column, base, by_row):
 @jit
 def _walk(
     begin, end, task, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step,
-    counts, marks, words, base, places, apart, flat, keys, key_places,
+    most_rows, counts, marks, words, base, places, apart, flat, keys, key_places,
 ):  # fmt: skip
     """Visit every pair (site i, offset k, output o) of chunks begin..end, sites ascending, and do one of:
 
@@ -174,56 +177,63 @@ def _walk(
     WRITE_KEYS   i to flat[places[chunk, k]], o to keys[key_places[chunk, k]], on to the next place
     """
     # Locals: after every store the compiler would have to read the arrays again.
-    kernel_z, kernel_y, kernel_x = kernel[1], kernel[2], kernel[3]
     size_t, size_z, size_y, size_x = out_shape[1], out_shape[2], out_shape[3], out_shape[4]
-    step_kt, step_ot, step_kz, step_oz = step[0, 0], step[0, 1], step[1, 0], step[1, 1]
-    step_ky, step_oy, step_kx, step_ox = step[2, 0], step[2, 1], step[3, 0], step[3, 1]
-    base_t, base_z, base_y, base_x = tap_base[0], tap_base[1], tap_base[2], tap_base[3]
+    step_kx, step_ox, base_x = step[3, 0], step[3, 1], tap_base[3]
     one = np.uint64(1)
+    row_k, row_o = np.empty(most_rows, np.int64), np.empty(most_rows, np.int64)
     for chunk in range(begin, end):
         count, place = counts[chunk], places[chunk]
         key_apart = key_places[chunk] - places[chunk]
+        before, rows = np.int64(-1), 0
         for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
             if not active[i]:
                 continue
-            t = _tap_index(indices, i, 1, first_column, base_t, by_row)
-            z = _tap_index(indices, i, 2, first_column, base_z, by_row)
-            y = _tap_index(indices, i, 3, first_column, base_y, by_row)
-            x = _tap_index(indices, i, 4, first_column, base_x, by_row)
-            count_t, count_z, count_y, count_x = taps[t, 2], taps[z, 2], taps[y, 2], taps[x, 2]
-            kt = np.int64(taps[t, 0])
-            ot = np.int64(indices[i, 0]) * size_t + taps[t, 1]
-            first_kz, first_oz, first_ky, first_oy = taps[z, 0], taps[z, 1], taps[y, 0], taps[y, 1]
-            first_kx, first_ox = taps[x, 0], taps[x, 1]
-            for _ in range(count_t):
-                kz, oz = kt * kernel_z + first_kz, ot * size_z + first_oz
-                for _ in range(count_z):
-                    ky, oy = kz * kernel_y + first_ky, oz * size_y + first_oy
-                    for _ in range(count_y):
-                        k, o = ky * kernel_x + first_kx, oy * size_x + first_ox
-                        for _ in range(count_x):
-                            if task <= COUNT_MARK:
-                                count[k] += 1
-                                if task == COUNT_MARK:
-                                    marks[o] = 1
-                            else:
-                                at = place[k]
-                                place[k] = at + 1
-                                flat[at] = i
-                                if task == WRITE_RANKS:
-                                    below = (one << np.uint64(8 * (o & 7))) - one
-                                    before = ((words[o >> 3] & below) * EIGHT_ONES) >> np.uint64(56)
-                                    flat[at + apart[k]] = base[o >> 3] + np.int32(before)
-                                else:
-                                    keys[at + key_apart[k]] = o
-                            k += step_kx
-                            o += step_ox
-                        ky += step_ky
-                        oy += step_oy
-                    kz += step_kz
-                    oz += step_oz
-                kt += step_kt
-                ot += step_ot
+            same = before >= 0
+            for column in range(indices.shape[1] - 1):
+                same &= before < 0 or indices[i, column] == indices[before, column]
+            if not same:
+                # Taps of all axes but the last, kept while sites of one row follow each other.
+                t = np.uint64(_tap_index(indices, i, 1, first_column, tap_base[0], by_row))
+                z = np.uint64(_tap_index(indices, i, 2, first_column, tap_base[1], by_row))
+                y = np.uint64(_tap_index(indices, i, 3, first_column, tap_base[2], by_row))
+                rows = 0
+                kt, ot = np.int64(taps[t, 0]), np.int64(indices[i, 0]) * size_t + taps[t, 1]
+                for _ in range(taps[t, 2]):
+                    kz, oz = kt * kernel[1] + taps[z, 0], ot * size_z + taps[z, 1]
+                    for _ in range(taps[z, 2]):
+                        ky, oy = kz * kernel[2] + taps[y, 0], oz * size_y + taps[y, 1]
+                        for _ in range(taps[y, 2]):
+                            row_k[rows], row_o[rows] = ky * kernel[3], oy * size_x
+                            rows += 1
+                            ky += step[2, 0]
+                            oy += step[2, 1]
+                        kz += step[1, 0]
+                        oz += step[1, 1]
+                    kt += step[0, 0]
+                    ot += step[0, 1]
+            before = i
+            x = np.uint64(_tap_index(indices, i, 4, first_column, base_x, by_row))
+            kx, ox = np.int64(taps[x, 0]), np.int64(taps[x, 1])
+            for _ in range(taps[x, 2]):
+                for r in range(rows):
+                    k, o = np.uint64(row_k[r] + kx), np.uint64(row_o[r] + ox)
+                    if task <= COUNT_MARK:
+                        count[k] += 1
+                        if task == COUNT_MARK:
+                            marks[o] = 1
+                        continue
+                    at = place[k]
+                    place[k] = at + 1
+                    flat[at] = i
+                    if task == WRITE_RANKS:
+                        word = o >> np.uint64(3)
+                        below = (one << (np.uint64(8) * (o & np.uint64(7)))) - one
+                        rank = base[word] + np.int32(((words[word] & below) * EIGHT_ONES) >> np.uint64(56))
+                        flat[at + apart[k]] = rank
+                    else:
+                        keys[at + key_apart[k]] = o
+                kx += step_kx
+                ox += step_ox
 
 
 @jit
