@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from triops import _sample
 from triops._op import OPERATORS
+from triops.acceptance.inputs import poisoned_allocations as poisoned_allocations
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 GPU = "cuda" if torch.cuda.is_available() else "cpu"  # "cpu": the GPU kernels run in Triton's interpreter
@@ -47,25 +45,3 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
 def run(backend: str, operator: str, args: tuple[Any, ...]) -> Any:
     """An operator's kernel, called as the dispatcher would, on the device its backend needs."""
     return OPERATORS[operator].kernel(backend)(*_sample.to_device(args, device_of(backend)))
-
-
-@contextmanager
-def poisoned_allocations() -> Iterator[None]:
-    """Every `torch.empty` comes filled with NaN or nonsense, so that an element nobody wrote shows."""
-
-    def poison(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            return tensor.fill_(float("nan"))
-        return tensor.fill_(True) if tensor.dtype == torch.bool else tensor.fill_(torch.iinfo(tensor.dtype).max // 3)
-
-    originals = {name: getattr(torch, name) for name in ("empty", "empty_like", "empty_strided")}
-    new_empty = torch.Tensor.new_empty
-    try:
-        for name, original in originals.items():
-            setattr(torch, name, lambda *a, _original=original, **k: poison(_original(*a, **k)))
-        torch.Tensor.new_empty = lambda self, *a, **k: poison(new_empty(self, *a, **k))  # type: ignore[method-assign]
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)
-        torch.Tensor.new_empty = new_empty  # type: ignore[method-assign]

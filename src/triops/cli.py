@@ -181,18 +181,17 @@ def show_check(report: Report, every: bool = False) -> None:
     from triops.acceptance import command
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, heading in enumerate(command.HEADS):
-        if i == 0:
-            table.add_column(heading, min_width=22, overflow="fold")
-        else:
-            table.add_column(heading, no_wrap=True, justify="right" if heading in command.NUMBERS else "left")
+    kept = [i for i, h in enumerate(command.HEADS) if console.width >= 120 or h in command.ALSO_NARROW]
+    table.add_column("case", min_width=22, overflow="fold")
+    for heading in (command.HEADS[i] for i in kept[1:]):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in command.NUMBERS else "left")
     colours = {"right": "green", "WRONG": "red", "SLOWER": "red"}
     for operator, rows in command.table(report, every):
         table.add_section()
         table.add_row(f"[bold]{operator}[/]")
-        for case, *cells in rows:
-            coloured = (f"[{colours[c]}]{c}[/]" if c in colours else c for c in cells)
-            table.add_row("  " + escape(case), *coloured)
+        for row in rows:
+            coloured = (f"[{colours[row[i]]}]{row[i]}[/]" if row[i] in colours else row[i] for i in kept[1:])
+            table.add_row("  " + escape(row[0]), *coloured)
     console.print(table)
     for line in command.remarks(report):
         console.print(line, highlight=False, markup=False)

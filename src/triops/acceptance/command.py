@@ -14,13 +14,16 @@ import torch
 from triops._op import OPERATORS, describe
 from triops.acceptance import report as report_files
 from triops.acceptance import runner
-from triops.acceptance.case_file import CaseError, read
+from triops.acceptance.case_file import CaseError as CaseError
+from triops.acceptance.case_file import read
 from triops.acceptance.ceilings import measured
-from triops.acceptance.report import MEASURES, headline, show_diff, show_time
+from triops.acceptance.report import MEASURES, show_diff, show_time
+from triops.acceptance.report import headline as headline
 from triops.acceptance.results import BaselineError, Report, Result, environment, read_baseline
 from triops.acceptance.runner import Task
 
 HEADS = ("case", "backend", "dtype", *MEASURES, "verdict", "time", "efficiency", "bound")
+ALSO_NARROW = ("case", "dtype", "diff1", "diff3", "verdict", "time", "efficiency")  # what 80 columns have room for
 NUMBERS = (*MEASURES, "time", "efficiency")
 
 # What a front end does about each result as it comes: advance a progress bar.

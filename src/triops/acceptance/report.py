@@ -124,11 +124,11 @@ def _overview(report: Report, names: list[str]) -> str:
         best = [r for r in results if r.efficiency and r.scale == "network"] or [r for r in results if r.efficiency]
         share = max((r.efficiency.best for r in best if r.efficiency), default=None)
         rows.append(
-            f'<tr><td>{mark(i)}<a href="#{name}">{escape(name)}</a></td>'
-            f"<td class=n>{len(results)}</td><td>{_verdict(not wrong, f'{wrong} wrong')}</td>"
+            f'<tr><td class=op>{mark(i)}<a href="#{name}">{_breakable(name)}</a></td>'
+            f"<td class='n wide'>{len(results)}</td><td>{_verdict(not wrong, f'{wrong} wrong')}</td>"
             f"<td class=n>{_bar(share, None)}</td></tr>"
         )
-    table = _table(("operator", "n:cases", "accuracy", "n:best efficiency"), rows)
+    table = _table(("operator", "nw:cases", "accuracy", "n:best efficiency"), rows)
     if not report.ceilings:
         return f"<section><h2>Operators</h2>{table}</section>"
     c = report.ceilings
@@ -160,13 +160,14 @@ def _operator(report: Report, name: str, index: int) -> str:
         words["exact"] = "every output equals the reference bit for bit"
     asked = "; ".join(words[k] for k in kinds)
     flips = sum(r.flips for r in results)
-    parts = [f'<section id="{name}"><h2>{mark(index)}{escape(name)}</h2>']
+    parts = [f'<section id="{name}"><h2>{mark(index)}{_breakable(name)}</h2>']
     parts.append(f"<p>{asked[:1].upper()}{asked[1:]}.")
     if flips:
-        parts.append(f" In {flips:,} values float64 decides otherwise: a rounding flips a predicate or overflows.")
+        values = f"{flips:,} values" if flips > 1 else "one value"
+        parts.append(f" In {values} float64 decides otherwise: a rounding flips a predicate or overflows.")
     parts.append("</p>")
     if timed:
-        parts.append(_times(timed))
+        parts.append(_times(timed, report.device))
         if report.ceilings:
             names = list(dict.fromkeys(r.operator for r in report.results))
             picture = plot(report.results, names, report.ceilings, name)
@@ -179,21 +180,23 @@ def _operator(report: Report, name: str, index: int) -> str:
     return "".join(parts)
 
 
-def _times(timed: list[Result]) -> str:
+def _times(timed: list[Result], device: str) -> str:
     rows = []
+    graphs = device == "cuda"  # elsewhere a call has only one time
     for r in timed:
         e = r.efficiency
         assert e is not None
         assert r.seconds is not None
         slower = f' <span class="bad">was {show_time(r.before_seconds)}</span>' if r.regression else ""
+        eager = f"<td class='n wide'>{show_time(r.eager_seconds)}</td>"
         gigabytes, operations = r.bytes / r.seconds / 1e9, r.ops / r.seconds / 1e9
         rows.append(
             f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.dtype}</small></td>"
-            f"<td class=n>{show_time(r.seconds)}{slower}</td><td class='n wide'>{show_time(r.eager_seconds)}</td>"
+            f"<td class=n>{show_time(r.seconds)}{slower}</td>{eager if graphs else ''}"
             f"<td class='n wide'>{gigabytes:,.1f}</td><td class='n wide'>{operations:,.1f}</td>"
             f"<td class=wide>{e.bound}</td><td class=n>{_bar(e.best, e.line)}</td></tr>"
         )
-    heads = ("case", "n:time", "nw:eager", "nw:GB/s", "nw:Gop/s", "w:bound by", "n:efficiency")
+    heads = ("case", "n:time", *(["nw:eager"] if graphs else []), "nw:GB/s", "nw:Gop/s", "w:bound by", "n:efficiency")
     reasons: dict[str, list[str]] = {}
     for r in timed:
         if r.efficiency and not r.efficiency.reached:
@@ -201,8 +204,11 @@ def _times(timed: list[Result]) -> str:
     notes = "".join(
         f"<li>{escape(why)}: <span class=dim>{escape('; '.join(cases))}</span></li>" for why, cases in reasons.items()
     )
-    summary = f"{sum(map(len, reasons.values()))} of {len(timed)} below the line, and why"
-    below = f"<details class=below><summary>{summary}</summary><ul>{notes}</ul></details>" if notes else ""
+    below = ""
+    if count := sum(map(len, reasons.values())):
+        shown = " open" if count <= 6 else ""
+        summary = f"{count} of {len(timed)} below the line, and why"
+        below = f"<details class=below{shown}><summary>{summary}</summary><ul>{notes}</ul></details>"
     return _table(heads, rows) + below
 
 
@@ -251,6 +257,10 @@ def _table(heads: Iterable[str], rows: list[str]) -> str:
         cells.append(f"<th class='{kind}'>{words}</th>")
     head, body = f"<thead><tr>{''.join(cells)}</tr></thead>", f"<tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table>{head}{body}</table></div>'
+
+
+def _breakable(name: str) -> str:
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _verdict(good: bool, otherwise: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triops import _sample
-from triops._op import OPERATORS, REQUIREMENTS, Operator
+from triops._op import OPERATORS, REQUIREMENTS, Operator, reference_backend
 from triops.acceptance import case_file
 from triops.acceptance.ceilings import Ceilings
 from triops.acceptance.inputs import poisoned_allocations, reseeded
@@ -116,7 +116,9 @@ def _judged(
     standard, dtype = _sample.standard_of(operator), str(task.dtype).removeprefix("torch.")
     result = Result(task.operator, task.case, task.scale, backend, dtype, [])
     try:
-        operator.check(*args)
+        if task.scale == "recorded":  # a stranger's arguments: types, shapes and values pass the whole door first
+            with reference_backend():
+                operator(*args)
         with poisoned_allocations():
             outputs = _sample.tensors_of(operator.kernel(backend)(*_sample.to_device(args, device)))
         if device == "cuda":

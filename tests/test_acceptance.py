@@ -1,0 +1,562 @@
+"""The checker is checked: what is wrong is caught, what is right passes, files and reports hold what they should."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triops import _sample
+from triops._op import OPERATORS
+from triops._sample import Standard
+from triops.acceptance import case_file, command, runner
+from triops.acceptance.case_file import Case, CaseError
+from triops.acceptance.diffs import compare
+from triops.acceptance.record import Recorder, parse_limit
+from triops.acceptance.results import as_json
+from triops.acceptance.standard import efficiency, is_regression, judge
+
+INF, NAN = math.inf, math.nan
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+# The measures
+
+
+def test_the_four_diffs_by_hand() -> None:
+    found = compare(tensor(1.0, 2.5, 3.0, -4.0), tensor(1.0, 2.0, 4.0, -4.0))
+    assert found.diff1 == pytest.approx(1.5 / 11)
+    assert found.diff2 == pytest.approx(math.sqrt(1.25 / 37))
+    assert found.diff3 == pytest.approx(0.25)
+    assert found.diff4 == 0.5
+    assert found.peak == pytest.approx(0.25)
+
+
+def test_below_the_threshold_diff3_is_absolute() -> None:
+    assert compare(tensor(3e-7), tensor(1e-7)).diff3 == pytest.approx(2e-7, rel=1e-3)
+    assert compare(tensor(3e-5).half(), tensor(1e-5)).diff3 == pytest.approx(2e-5, rel=1e-2)
+
+
+def test_a_zero_denominator_is_zero_for_equal_and_infinite_for_unequal_values() -> None:
+    equal, unequal = compare(torch.zeros(3), torch.zeros(3)), compare(tensor(0.0, 0.5), torch.zeros(2))
+    assert (equal.diff1, equal.diff2, equal.diff3, equal.diff4, equal.peak) == (0, 0, 0, None, 0)
+    assert (unequal.diff1, unequal.diff2, unequal.diff3, unequal.peak) == (INF, INF, 0.5, INF)
+
+
+def test_no_values_at_all_are_no_difference() -> None:
+    assert compare(torch.zeros(0, 3), torch.zeros(0, 3)).diff1 == 0
+
+
+def test_nan_and_inf_have_their_places_and_the_rest_is_still_compared() -> None:
+    found = compare(tensor(NAN, INF, -INF, 2.0), tensor(NAN, INF, -INF, 1.0))
+    assert (found.wrong_nan, found.wrong_inf, found.diff3) == (0, 0, 1.0)
+    assert compare(tensor(NAN, 1.0), tensor(1.0, NAN)).wrong_nan == 2
+    assert compare(tensor(INF, INF, 1.0), tensor(-INF, 1.0, INF)).wrong_inf == 3
+
+
+def test_a_wide_baseline_that_overflows_the_dtype_asks_for_inf() -> None:
+    assert compare(torch.tensor([INF]).half(), torch.tensor([1e5], dtype=torch.float64)).wrong_inf == 0
+    assert compare(torch.tensor([65504.0]).half(), torch.tensor([1e5], dtype=torch.float64)).wrong_inf == 1
+
+
+def test_huge_values_do_not_overflow_the_sums() -> None:
+    big = torch.tensor([1e300, -1e300], dtype=torch.float64)
+    assert compare(big, big).diff2 == 0
+    assert compare(-big, big).diff2 == pytest.approx(2)
+
+
+def test_integers_beyond_float64_are_told_apart() -> None:
+    found = compare(torch.tensor([2**60]), torch.tensor([2**60 + 1]))
+    assert found.unequal == 1
+    assert found.diff3 > 0
+
+
+# The standard, with errors planted in right results
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+RIGHT = torch.randn(50, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+RIGHT[3, 5], RIGHT[7, 2], RIGHT[9, 9] = NAN, INF, -INF
+
+
+def accepted(got: torch.Tensor, wide: torch.Tensor, kind: Any = "dynamic") -> bool:
+    """As a kernel would be judged whose reference, run at the same dtype, rounds the float64 result."""
+    return all(j.passed for j in judge(got, wide.to(got.dtype), wide, Standard(kind, float32=1e-5, half=3e-3)))
+
+
+def planted(kind: str, dtype: torch.dtype) -> torch.Tensor:
+    got = RIGHT.to(dtype)
+    if kind == "bias":
+        got = (RIGHT + 1e-2).to(dtype)
+    elif kind == "relative bias":
+        got = (RIGHT * 1.01).to(dtype)
+    elif kind == "swapped row":
+        got[[20, 21]] = got[[21, 20]]
+    elif kind == "unwritten element":
+        got[30, 4] = NAN  # as poisoned allocations show it
+    elif kind == "element left zero":
+        got[30, 4] = 0
+    elif kind == "NaN in the wrong place":
+        got[3, 5], got[3, 6] = 0.5, NAN
+    elif kind == "NaN missing":
+        got[3, 5] = 0.5
+    elif kind == "inf of the wrong sign":
+        got[7, 2] = -INF
+    elif kind == "inf missing":
+        got[7, 2] = 6e4
+    elif kind == "finite error beside a legitimate NaN":
+        got[3, 6] += 1
+    return got
+
+
+PLANTED = [
+    "bias", "swapped row", "unwritten element", "element left zero", "NaN in the wrong place", "NaN missing",
+    "inf of the wrong sign", "inf missing", "finite error beside a legitimate NaN",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("standard", ["static", "dynamic", "exact"])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_error_is_caught(kind: str, standard: str, dtype: torch.dtype) -> None:
+    assert accepted(RIGHT.to(dtype), RIGHT, standard)
+    assert not accepted(planted(kind, dtype), RIGHT, standard)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_relative_bias_is_caught(dtype: torch.dtype) -> None:
+    assert not accepted(planted("relative bias", dtype), RIGHT, "static")
+    assert not accepted(planted("relative bias", dtype), RIGHT, "dynamic")
+
+
+@pytest.mark.parametrize("wrong", [0, 55, 99])
+def test_one_wrong_index_is_caught_wherever_it_is(wrong: int) -> None:
+    index = torch.arange(100, dtype=torch.int32)
+    other = index.clone()
+    other[wrong] += 1
+    (found,) = judge(other, index, index, Standard())
+    assert found.failures == [f"1 of 100 values differ, first at [{wrong}]: {wrong + 1} instead of {wrong}"]
+
+
+def test_one_wrong_value_among_a_million_is_caught_in_half() -> None:
+    wide = torch.randn(1_000_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    got = wide.half()
+    assert accepted(got, wide)
+    got[123_456] = 0
+    assert not accepted(got, wide)
+
+
+def test_values_too_high_throughout_are_a_bias_however_small() -> None:
+    wide = torch.rand(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 1
+    up = torch.nextafter(wide.float(), torch.tensor(INF))
+    (found,) = judge(torch.where(up > wide, up, torch.nextafter(up, torch.tensor(INF))), wide.float(), wide, Standard())
+    assert "bias" in found.failures[0]
+
+
+def test_a_wrong_shape_dtype_or_number_of_outputs_is_caught() -> None:
+    good = torch.zeros(3, 4)
+    for bad in (torch.zeros(4, 3), torch.zeros(3, 4).half(), (good, good)):
+        assert not all(j.passed for j in judge(bad, good, good.double(), Standard()))
+
+
+def test_a_flipped_predicate_makes_the_reference_at_the_own_dtype_the_baseline() -> None:
+    wide = torch.tensor([1.0, 2.0, 3.0, 0.0], dtype=torch.float64)
+    own = torch.tensor([1.0, 2.0, 3.0, 4.0])  # float32 rounds a point into the box, float64 does not
+    (right,) = judge(own.clone(), own, wide, Standard())
+    assert (right.passed, right.baseline, right.flips) == (True, "own dtype", 1)
+    assert not judge(wide.float(), own, wide, Standard())[0].passed
+
+
+def test_flips_of_an_index_are_reported_and_allowed() -> None:
+    own, wide = torch.tensor([0, 1, -1]), torch.tensor([0, 1, 2])
+    (found,) = judge(own.clone(), own, wide, Standard())
+    assert (found.passed, found.flips) == (True, 1)
+
+
+# Kernels through the runner
+
+
+SMALL_TASKS = [t for t in runner.tasks(["points_in_boxes"], quick=True) if t.scale != "network"]
+
+
+def one_task(**changes: Any) -> runner.Task:
+    return replace(SMALL_TASKS[0], **changes)
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_correct_kernels_pass_a_hundred_seeds_in_a_row(operator: str) -> None:
+    small = min(
+        (s for s in _sample.all_samples() if s.operator == operator and s.scale == "general"),
+        key=lambda s: _sample.bytes_of(s.make(s.dtypes[0])),
+    )
+    first, second = (_sample.tensors_of(runner._make(small, small.dtypes[0], seed)) for seed in (1, 2))
+    assert not all(map(torch.equal, first, second)), "a seed must change the input"
+    for seed in range(1, 101):
+        dtype = small.dtypes[seed % len(small.dtypes)]
+        task = runner.Task(operator, small.name, small.scale, dtype, lambda: runner._make(small, dtype, seed))  # noqa: B023
+        (result,) = runner.check([task], "cpu")
+        assert result.passed, (seed, dtype, result.failures)
+
+
+def test_other_seeds_are_other_inputs_and_the_generator_comes_back() -> None:
+    first, second, third = (runner.tasks(["points_in_boxes"], quick=True, seed=s)[1].make()[0] for s in (0, 0, 5))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert torch.Generator.__name__ == "Generator"
+
+
+def test_a_kernel_that_leaves_an_element_unwritten_or_throws_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["points_in_boxes"]
+    right = op.kernel("cpu")
+
+    def forgets(*args: Any) -> torch.Tensor:
+        out = torch.empty_like(right(*args))
+        out.view(-1)[1:] = right(*args).view(-1)[1:]
+        return out
+
+    def throws(*args: Any) -> torch.Tensor:
+        raise ZeroDivisionError("no")
+
+    task = one_task()
+    for kernel, words in ((forgets, "differ, first at"), (throws, "ZeroDivisionError: no")):
+        monkeypatch.setitem(op._kernels, "cpu", kernel)
+        (result,) = runner.check([task], "cpu")
+        assert not result.passed
+        assert words in result.failures[0]
+
+
+def test_a_malformed_call_that_is_accepted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.ops.points_in_boxes import samples
+
+    accepted = _sample.BadCall("points_in_boxes: fine", lambda: None, ValueError, "x")
+    other = _sample.BadCall("points_in_boxes: other words", samples.BAD_CALLS[0].call, ValueError, "nothing like it")
+    monkeypatch.setattr(samples, "BAD_CALLS", [*samples.BAD_CALLS[:2], accepted, other])
+    failures = [b.failure for b in runner.check_bad_calls(["points_in_boxes"])]
+    assert failures[:3] == ["", "", "was accepted"]
+    assert failures[3].startswith("raised ValueError: points_in_boxes: points must have shape")
+
+
+# Performance
+
+
+def test_efficiency_names_the_bound_and_the_reason() -> None:
+    fast = efficiency(1e-3, 10**6, 10, 1e9, 1e12, 1e-6, "network", Standard())
+    assert (fast.io, fast.bound, fast.reached) == (pytest.approx(1.0), "memory", True)
+    tiny = efficiency(1e-5, 100, 10, 1e9, 1e12, 1e-5, "general", Standard())
+    assert not tiny.reached
+    assert tiny.why.startswith("too small: any call costs 10.0 us")
+    slow = efficiency(1e-2, 10**6, 2 * 10**9, 1e9, 1e12, 1e-6, "network", Standard(why_slower="gathers"))
+    assert (slow.bound, slow.why) == ("arithmetic", "gathers")
+    assert efficiency(1.0, 1, 1, 1e9, 1e12, 1e-6, "boundary", Standard()).reached
+
+
+def test_the_regression_gate() -> None:
+    assert not is_regression(50e-6, 55e-6)
+    assert is_regression(50e-6, 55.1e-6)
+    assert not is_regression(1e-3, 1.039e-3)
+    assert is_regression(1e-3, 1.041e-3)
+
+
+def test_a_run_slower_than_its_baseline_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.acceptance.timing import Times
+
+    options = command.Options(("points_in_boxes",), "cpu", quick=True, out=tmp_path)
+    monkeypatch.setattr(runner, "tasks", lambda *a, **k: [one_task(timed=True)])
+    monkeypatch.setattr(runner, "measure", lambda *a: Times(1e-3, 1e-3))
+    assert command.check(options).passed
+    baseline = replace(options, baseline=tmp_path / "report.json", out=tmp_path / "second")
+    assert command.check(baseline).passed
+    monkeypatch.setattr(runner, "measure", lambda *a: Times(1.1e-3, 1.1e-3))
+    slower = command.check(baseline)
+    assert not slower.passed
+    assert [r.regression for r in slower.results] == [True]
+    assert "slower than" in command.headline(slower)
+
+
+def test_a_baseline_of_another_machine_or_no_report_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    options = command.Options(("points_in_boxes",), "cpu", baseline=file)
+    for text, words in (
+        ("{}", "not a report.json"),
+        ("[1", "not a report.json"),
+        (json.dumps({"environment": {"cpu": "abacus"}, "device": "cpu", "cases": []}), "abacus.*no comparison"),
+    ):
+        file.write_text(text)
+        with pytest.raises(command.UsageError, match=words):
+            command.check(options)
+
+
+# Case files
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    pytest.importorskip("safetensors", reason="case files need it")
+    features = torch.randn(1, 4, 3, 5).contiguous(memory_format=torch.channels_last).half()
+    boxes = torch.tensor([[[0.0, 0, 2, 2]]]).half()
+    path = tmp_path / "case.safetensors"
+    outputs = [*OPERATORS["border_align_forward"](features, boxes, 2)]
+    case_file.write(path, Case("border_align_forward", (features, boxes, 2), outputs, {"why": "a test"}))
+    return path
+
+
+def test_a_case_file_comes_back_as_it_was(case: Path) -> None:
+    found = case_file.read(case)
+    features, boxes, pool_size = found.args
+    assert features.is_contiguous(memory_format=torch.channels_last)
+    assert (features.dtype, boxes.shape, pool_size, found.about) == (torch.float16, (1, 1, 4), 2, {"why": "a test"})
+    assert found.outputs is not None
+    assert found.outputs[1].dtype == torch.int32
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 40, 300, -1])
+def test_a_truncated_file_is_refused(case: Path, keep: int) -> None:
+    case.write_bytes(case.read_bytes()[:keep])
+    with pytest.raises(CaseError, match=r"case\.safetensors: not a whole safetensors file"):
+        case_file.read(case)
+
+
+@pytest.mark.parametrize("data", [b"not a case", b"\x80\x04K\x01.", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, data: bytes) -> None:
+    pytest.importorskip("safetensors")
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(data)
+    with pytest.raises(CaseError, match="not a whole safetensors file"):
+        case_file.read(file)
+    with pytest.raises(CaseError, match="no such file"):
+        case_file.read(tmp_path / "missing")
+
+
+def rewritten(case: Path, change: Any) -> Path:
+    """The same file with another header."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(case, "pt") as file:
+        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        header = json.loads(file.metadata()["triops case"])
+    text = change(header)
+    save_file(tensors, case, {"triops case": text if isinstance(text, str) else json.dumps(header)})
+    return case
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda h: h.update(format=99), "must be of format 1"),
+        (lambda h: h.update(operator="os.system"), "no operator 'os.system' here"),
+        (lambda h: h.update(operator=["rm"]), "no operator"),
+        (lambda h: h["arguments"].pop(), "takes 3 arguments: input, boxes, pool_size"),
+        (lambda h: h.update(arguments={}), "takes 3 arguments"),
+        (lambda h: h["arguments"][0].update(tensor="input 9"), "'input 9' is missing"),
+        (lambda h: h["arguments"][0].update(order=[0, 1, 2, 2]), "order of its dimensions"),
+        (lambda h: h["arguments"][0].update(order=[0, 1, 2, True]), "order of its dimensions"),
+        (lambda h: h.update(outputs=7), "outputs must be a list"),
+        (lambda h: "[" * 100_000, "case.safetensors"),
+        (lambda h: "{", "case.safetensors"),
+        (lambda h: "[]", "must be of format 1"),
+    ],
+)
+def test_a_malformed_header_is_refused(case: Path, change: Any, words: str) -> None:
+    with pytest.raises(CaseError, match=words):
+        case_file.read(rewritten(case, change))
+
+
+def test_a_safetensors_file_of_a_network_is_refused(tmp_path: Path) -> None:
+    torch_files = pytest.importorskip("safetensors.torch")
+    torch_files.save_file({"weight": torch.zeros(2)}, tmp_path / "net.safetensors")
+    with pytest.raises(CaseError, match="not a case that triops wrote"):
+        case_file.read(tmp_path / "net.safetensors")
+
+
+def test_a_case_with_bad_arguments_fails_without_harm(case: Path) -> None:
+    rewritten(case, lambda h: h["arguments"].__setitem__(2, -5))
+    (result,) = runner.check(runner.case_tasks(case), "cpu")
+    assert "pool_size must be at least 1, got -5" in result.failures[0]
+    rewritten(case, lambda h: h["arguments"].__setitem__(2, "five"))
+    (result,) = runner.check(runner.case_tasks(case), "cpu")
+    assert "TypeError: border_align_forward: pool_size must be an integer" in result.failures[0]
+
+
+def test_failures_are_saved_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors")
+    op = OPERATORS["points_in_boxes"]
+    right = op.kernel("cpu")
+    with monkeypatch.context() as patch:
+        patch.setitem(op._kernels, "cpu", lambda *a: right(*a) + 1)
+        assert not any(r.passed for r in runner.check(SMALL_TASKS[:8], "cpu", save_failures=tmp_path))
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) == 8
+    (again,) = runner.check(runner.case_tasks(files[0]), "cpu")
+    assert again.passed
+    assert "values differ" in again.recorded[0]
+
+
+# Recording
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TRITON_INTERPRET": "0", **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+
+
+PROGRAM = "import torch, triops\nfor n in (1, 2, 3): triops.points_in_boxes(torch.zeros(1, n, 3), torch.ones(1, 1, 7))"
+
+
+def test_a_program_records_its_calls_and_the_check_runs_them(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path / "calls"))
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "calls").iterdir())
+    assert [f.name.rpartition("-")[0] for f in files] == [f"0000{n}-points_in_boxes" for n in (1, 2, 3)]
+    report = command.check(command.Options(device="cpu", cases=tmp_path / "calls"))
+    assert (report.passed, len(report.results)) == (True, 3)
+    assert not any(r.recorded for r in report.results)
+
+
+def test_recording_stops_at_its_limit_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path), TRIOPS_RECORD_LIMIT="2")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert "the limit is reached" in done.stderr
+    done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path / "b"), TRIOPS_RECORD_LIMIT="9,100B")
+    assert len(list((tmp_path / "b").iterdir())) == 2
+    assert "TRIOPS_RECORD_LIMIT must be COUNT" in python(PROGRAM, TRIOPS_RECORD="x", TRIOPS_RECORD_LIMIT="many").stderr
+
+
+def test_without_safetensors_recording_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['safetensors'] = None\n" + PROGRAM
+    done = python(code, TRIOPS_RECORD=str(tmp_path))
+    assert done.returncode != 0
+    assert "TRIOPS_RECORD needs the package safetensors. Remedy: pip install safetensors" in done.stderr
+    assert python(code).returncode == 0
+
+
+def test_a_kernel_that_dies_leaves_its_inputs(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    recorder = Recorder(tmp_path, 5, 10**6)
+
+    def dies(*args: Any) -> None:
+        raise SystemError("gone")
+
+    args = (torch.zeros(1, 2, 3), torch.ones(1, 1, 7), "center", 0.0)
+    with pytest.raises(SystemError):
+        recorder(OPERATORS["points_in_boxes"], dies, args)
+    (file,) = tmp_path.iterdir()
+    found = case_file.read(file)
+    assert found.outputs is None
+    assert torch.equal(found.args[1], args[1])
+
+
+def test_the_import_stays_light_and_recording_is_off() -> None:
+    done = python("""import sys, triops
+print([m for m in sys.modules if 'accept' in m or 'safetensors' in m], triops._op.recorder)""")
+    assert done.stdout.strip() == "[] None", done.stderr
+
+
+def test_limits_are_read() -> None:
+    assert parse_limit("7, 2KB") == (7, 2000)
+
+
+# The whole
+
+
+def test_quick_check_of_everything_passes_and_writes_its_report(tmp_path: Path) -> None:
+    """What `triops check --quick` does: about a minute on two idle cores."""
+    report = command.check(command.Options(device="cpu", quick=True, out=tmp_path))
+    assert report.passed, command.remarks(report)
+    assert {r.operator for r in report.results} == set(OPERATORS)
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert len(data["cases"]) == len(report.results) == len(runner.tasks(quick=True))
+    page = (tmp_path / "report.html").read_text()
+    assert all(f'id="{name}"' in page for name in OPERATORS)
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    timed = [r for r in report.results if r.seconds is not None]
+    assert {r.operator for r in timed} == {s.operator for s in _sample.all_samples() if s.demo}
+    assert all(r.efficiency and (r.efficiency.reached or r.efficiency.why) for r in timed)
+
+
+def test_the_report_shows_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    op = OPERATORS["points_in_boxes"]
+    right = op.kernel("cpu")
+    monkeypatch.setitem(op._kernels, "cpu", lambda *a: right(*a) + 1)
+    monkeypatch.setattr(runner, "tasks", lambda *a, **k: SMALL_TASKS[:1])
+    report = command.check(command.Options(("points_in_boxes",), "cpu", out=tmp_path))
+    assert not report.passed
+    assert as_json(report)["passed"] is False
+    page = (tmp_path / "report.html").read_text()
+    assert "1 of 1 cases fail" in page
+    assert "What fails" in page
+    assert command.table(report)[0][1][0][7] == "WRONG"
+
+
+def test_the_plain_command_needs_neither_typer_nor_rich(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['typer'] = sys.modules['rich'] = None; import triops\n"
+        "from triops.acceptance.command import main\n"
+        f"sys.exit(main(['sparse_neighbors', '--quick', '--device', 'cpu', '--out', {str(tmp_path)!r}]))"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert "cases pass" in done.stdout
+    assert (tmp_path / "report.html").is_file()
+    assert python("from triops.acceptance.command import main; import triops; exit(main(['nonsense']))").returncode == 2
+
+
+def test_an_operator_may_set_its_own_standard() -> None:
+    assert _sample.standard_of(OPERATORS["bbox_overlaps"]) == Standard("static", float32=1e-5, half=3e-3)
+    assert _sample.standard_of(OPERATORS["points_in_boxes"]).floats == "dynamic"
+
+
+def test_replay_tells_what_a_case_holds_and_judges_then_and_now(case: Path) -> None:
+    typer = pytest.importorskip("typer.testing", reason="the command line is an extra")
+    from triops.cli import app
+
+    result = typer.CliRunner().invoke(app, ["replay", str(case), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "border_align_forward(input=float16[1, 4, 3, 5]@cpu" in result.output
+    assert "all 1 cases pass" in result.output
+    case.write_bytes(case.read_bytes()[:-1])
+    result = typer.CliRunner().invoke(app, ["replay", str(case)])
+    assert result.exit_code == 2
+    assert "not a whole" in result.output
+
+
+def test_check_on_the_command_line_shows_a_table_and_sets_its_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typer = pytest.importorskip("typer.testing", reason="the command line is an extra")
+    from triops.cli import app
+
+    op = OPERATORS["sparse_neighbors"]
+    arguments = ["check", "sparse_neighbors", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    good = typer.CliRunner().invoke(app, arguments)
+    assert good.exit_code == 0, good.output
+    assert "small cases" in good.output
+    assert "report.html" in good.output
+    right = op.kernel("cpu")
+    monkeypatch.setitem(op._kernels, "cpu", lambda *a: tuple(t + 1 for t in right(*a)))
+    bad = typer.CliRunner().invoke(app, arguments)
+    assert bad.exit_code == 1
+    assert "WRONG" in bad.output
+    assert typer.CliRunner().invoke(app, ["check", "nonsense"]).exit_code == 2
+
+
+def test_a_saved_case_runs_on_every_backend(case: Path) -> None:
+    for backend in ("reference", "cpu", "gpu"):
+        if backend == "gpu":
+            pytest.importorskip("triton")
+        device = "cuda" if backend == "gpu" and torch.cuda.is_available() else "cpu"
+        (result,) = runner.check(runner.case_tasks(case), device, backend=backend)
+        assert (result.passed, result.backend) == (True, backend), result.failures
