@@ -560,3 +560,9 @@ def test_a_saved_case_runs_on_every_backend(case: Path) -> None:
         device = "cuda" if backend == "gpu" and torch.cuda.is_available() else "cpu"
         (result,) = runner.check(runner.case_tasks(case), device, backend=backend)
         assert (result.passed, result.backend) == (True, backend), result.failures
+
+
+def test_the_results_page_is_up_to_date() -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "results_page.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -182,7 +182,7 @@ def show_check(report: Report, every: bool = False) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     kept = [i for i, h in enumerate(command.HEADS) if console.width >= 120 or h in command.ALSO_NARROW]
-    table.add_column("case", min_width=22, overflow="fold")
+    table.add_column("case", min_width=27, overflow="fold")
     for heading in (command.HEADS[i] for i in kept[1:]):
         table.add_column(heading, no_wrap=True, justify="right" if heading in command.NUMBERS else "left")
     colours = {"right": "green", "WRONG": "red", "SLOWER": "red"}

@@ -22,9 +22,9 @@ from triops.acceptance.report import headline as headline
 from triops.acceptance.results import BaselineError, Report, Result, environment, read_baseline
 from triops.acceptance.runner import Task
 
-HEADS = ("case", "backend", "dtype", *MEASURES, "verdict", "time", "efficiency", "bound")
-ALSO_NARROW = ("case", "dtype", "diff1", "diff3", "verdict", "time", "efficiency")  # what 80 columns have room for
-NUMBERS = (*MEASURES, "time", "efficiency")
+HEADS = ("case", "backend", "dtype", *MEASURES, "verdict", "time", "effic.", "bound")
+ALSO_NARROW = ("case", "dtype", "diff1", "diff3", "verdict", "time", "effic.")  # what 80 columns have room for
+NUMBERS = (*MEASURES, "time", "effic.")
 
 # What a front end does about each result as it comes: advance a progress bar.
 OnResult = Callable[[Result, int], Any]

@@ -1,0 +1,145 @@
+"""Write docs/results.md from benchmarks/results/*.json.
+
+    python benchmarks/results_page.py [--check]
+
+With --check nothing is written; the exit status is 1 when the page is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+
+HEAD = """# Measured results
+
+Generated from `benchmarks/results/*.json` by `python benchmarks/results_page.py`; do not edit.
+Numbers of other machines are welcome: see [how they are taken](acceptance.md#performance).
+"""
+
+GPU_WORDS = """
+Microseconds. **graph**: the median replay of a CUDA graph, which is what the kernels cost (an empty replay reads about
+4.5). **eager**: a plain call, host work included. **floor**: the bytes that must move, at the bandwidth of a large copy
+on the same machine. **efficiency**: floor over graph. **bar**: what this library holds itself to; a time over it is
+marked "over". **reference**, where it was timed: the plain-torch reference on the same GPU.
+"""
+
+CPU_WORDS = """
+Ratios taken in one process, interleaved, on one thread unless said: how many times longer the other takes.
+**bar**: what this library holds itself to; a ratio below it is marked "under".
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    parts = [HEAD]
+    for machine in dict.fromkeys(f["machine"] for f in files if _is_gpu(f)):
+        parts += [f"\n## {machine}\n{GPU_WORDS}", *(_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f))]
+    for machine in dict.fromkeys(f["machine"] for f in files if not _is_gpu(f)):
+        parts += [
+            f"\n## {machine}\n{CPU_WORDS}",
+            *(_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)),
+        ]
+    return "".join(parts)
+
+
+def _is_gpu(file: dict[str, Any]) -> bool:
+    return any("graph_us" in case or "eager_us" in case for case in file["cases"])
+
+
+def _gpu(file: dict[str, Any]) -> str:
+    columns = {
+        "graph": lambda c: _us(c.get("graph_us")) + (" (over)" if _over(c) else ""),
+        "eager": lambda c: _us(c.get("eager_us")),
+        "floor": lambda c: _us(c.get("floor_us")),
+        "efficiency": _efficiency,
+        "reference": lambda c: _us(c.get("reference_us")),
+        "best peer": lambda c: " ".join(filter(None, (str(c.get("peer", "")), _us(c.get("peer_us"))))),
+        "bar": lambda c: _us(c.get("must_us")),
+        "aim": lambda c: _us(c.get("aim_us")),
+    }
+    return _tables(file, columns)
+
+
+def _cpu(file: dict[str, Any]) -> str:
+    columns = {
+        "threads": lambda c: str(c.get("threads", 1)),
+        "triops": lambda c: _us(c.get("triops_us")),
+        "against": lambda c: str(c.get("against", "")),
+        "takes": lambda c: _us(c.get("against_us")),
+        "ratio": lambda c: f"{_number(c.get('ratio'))}x" + (" (under)" if _under(c) else "") if c.get("ratio") else "",
+        "bar": lambda c: f"{_number(c['must_ratio'])}x" if c.get("must_ratio") else "",
+    }
+    return _tables(file, columns)
+
+
+def _over(case: dict[str, Any]) -> bool:
+    return bool(case.get("must_us") and case.get("graph_us") and case["graph_us"] > case["must_us"])
+
+
+def _under(case: dict[str, Any]) -> bool:
+    return bool(case.get("must_ratio") and case["ratio"] < case["must_ratio"])
+
+
+def _efficiency(case: dict[str, Any]) -> str:
+    if not (case.get("floor_us") and case.get("graph_us")):
+        return ""
+    return f"{case['floor_us'] / case['graph_us'] * 100:.0f} %"
+
+
+def _tables(file: dict[str, Any], columns: dict[str, Any]) -> str:
+    """One table an operator; columns without a single value are left out."""
+    versions = ", ".join(f"{name} {file[name]}" for name in ("torch", "triton", "numba") if name in file)
+    parts = []
+    for operator in dict.fromkeys(case["operator"] for case in file["cases"]):
+        cases = [case for case in file["cases"] if case["operator"] == operator]
+        cells = {name: [show(case) for case in cases] for name, show in columns.items()}
+        cells = {name: values for name, values in cells.items() if any(values)}
+        lines = [
+            "| case | dtype | " + " | ".join(cells) + " |",
+            "| --- | --- |" + "".join(" --- |" if name in ("against", "best peer") else " ---: |" for name in cells),
+        ]
+        for i, case in enumerate(cases):
+            values = " | ".join(column[i] for column in cells.values())
+            lines.append(f"| {_cell(case['case'])} | {case.get('dtype', '')} | {values} |")
+        parts.append(f"\n### {operator}\n\n" + "\n".join(lines) + "\n")
+    notes = [f"{file['date']}, {versions}.", *(f"{file[key]}." for key in ("timer", "note") if file.get(key))]
+    return "".join(parts) + f"\n<small>{' '.join(_sentence(n) for n in notes)}</small>\n"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].replace("..", ".")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else _number(value)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def main() -> int:
+    fresh = page()
+    if "--check" in sys.argv[1:]:
+        stale = not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != fresh
+        print(f"{PAGE.name} is {'stale: run python benchmarks/results_page.py' if stale else 'up to date'}")
+        return int(stale)
+    PAGE.write_text(fresh, encoding="utf-8")
+    print(f"wrote {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
