@@ -56,7 +56,7 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
         expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
         raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
     device = features.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         features, weight = features.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)

@@ -63,7 +63,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     taps, channels_in, channels_out = gather.shape[0], features.shape[1], grad_output.shape[1]
     wide = compute_dtype(features.dtype)
     plan = _plan("sparse_conv_backward_weight", gather, features.shape[0], _block_rows(channels_in + channels_out))
-    grad = torch.zeros(taps, channels_out, channels_in, dtype=wide)
+    grad = torch.zeros(channels_out, taps, channels_in, dtype=wide)
     source, given = as_bits(features), as_bits(grad_output)
     rows, grad_rows = features.detach().contiguous(), grad_output.detach().contiguous()
     taken_as_it_lies = rows.dtype == wide
@@ -93,8 +93,8 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
                 if taken_as_it_lies and plan.consecutive[block * taps + k]:
                     row = plan.inputs[begin]
                     right = rows[row : row + end - begin]
-                grad[taps - 1 - k if flip else k].addmm_(left.t(), right)
-    return grad.to(features.dtype).transpose(0, 1).contiguous()
+                grad[:, taps - 1 - k if flip else k].addmm_(left.t(), right)
+    return grad.to(features.dtype)
 
 
 class Plan(NamedTuple):

@@ -118,7 +118,7 @@ def _forward_config(dtype, precision, channels_in, channels_out):
 
 
 def _weight_config(dtype, precision, channels_in, channels_out):
-    most = 128 if precision == "native" else 64
+    most = 256 if _gpu.INTERPRETED else 128 if precision == "native" else 64
     out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
     if dtype == torch.float64 or (precision == "ieee" and not _gpu.INTERPRETED):
         return Config(min(out, 32), min(inner, 32), 4, 1)

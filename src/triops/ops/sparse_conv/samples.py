@@ -121,14 +121,15 @@ _CASES: list[tuple[str, Build, int, int, str]] = [
     ("stride 2, 4 to 6 channels", _STRIDED, 4, 6, "general"),
     ("transposed, 16 to 8 channels", sparse(30, 1, [4, 5, 6], padding=1, transpose=True), 16, 8, "general"),
     ("inverse, 8 to 16 channels", lambda: _STRIDED().inverse(), 8, 16, "general"),
+    ("2D, 8 sites", submanifold(8, 1, [3, 4]), 2, 3, "general"),
+    ("1D, stride 2, 6 sites", sparse(6, 1, [9], padding=1), 2, 2, "general"),
     ("1D, dilation", submanifold(50, 3, [30], 5, 2), 17, 33, "general"),
     ("2D, stride and dilation", sparse(90, 2, [13, 17], stride=[2, 3], padding=2, dilation=2), 20, 12, "general"),
     ("4D", submanifold(60, 2, [3, 3, 4, 4]), 5, 7, "general"),
     ("kernel volume 1", submanifold(70, 1, [5, 6, 7], 1), 16, 16, "boundary"),
     ("kernel volume 125", submanifold(90, 1, [5, 6, 7], 5), 6, 4, "boundary"),
-    ("kernel volume 343", submanifold(60, 1, [5, 6, 7], 7), 2, 3, "boundary"),
     ("one channel", _STRIDED, 1, 1, "boundary"),
-    ("130 to 70 channels", submanifold(40, 1, [4, 5, 6]), 130, 70, "boundary"),
+    ("130 to 70 channels", submanifold(40, 1, [60]), 130, 70, "boundary"),
     ("one site", submanifold(1, 1, [4, 5, 6]), 8, 8, "boundary"),
     ("no sites", submanifold(0, 1, [4, 5, 6]), 8, 8, "boundary"),
     ("no outputs", sparse(1, 1, [1, 1, 1], 1, padding=0, stride=1), 4, 4, "boundary"),
@@ -145,7 +146,7 @@ _CASES: list[tuple[str, Build, int, int, str]] = [
 _DTYPES = {"general": FLOATS, "boundary": (torch.float32, torch.float16)}
 SAMPLES = [
     Sample(operator, name, make(build, i, o), scale, _DTYPES[scale],  # type: ignore[arg-type]
-           gradcheck=scale == "general" and i * o < 30)
+           gradcheck=i * o <= 6 and scale == "general")
     for operator, make in (("sparse_conv", _conv), ("sparse_conv_backward_weight", _gradient))
     for name, build, i, o, scale in _CASES
 ]  # fmt: skip
