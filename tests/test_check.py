@@ -19,23 +19,23 @@ def test_a_size_used_twice_in_one_tensor_must_agree() -> None:
 
 
 def test_dtype_errors_list_what_is_allowed() -> None:
-    with pytest.raises(TypeError, match="^op: x must be float32, float16, bfloat16 or float64, got int32$"):
+    with pytest.raises(TypeError, match=r"^op: x must be float32, float16, bfloat16 or float64, got int32$"):
         Checker("op").dtype("x", torch.zeros(1, dtype=torch.int32), FLOATS)
 
 
 def test_device_and_dtype_mixes_are_named() -> None:
     check = Checker("op")
-    with pytest.raises(ValueError, match="^op: a and b must be on one device, got a on cpu, b on meta$"):
+    with pytest.raises(ValueError, match=r"^op: a and b must be on one device, got a on cpu, b on meta$"):
         check.same_device(a=torch.zeros(1), b=torch.zeros(1, device="meta"))
-    with pytest.raises(TypeError, match="^op: a and b must have one dtype, got a float32, b float64$"):
+    with pytest.raises(TypeError, match=r"^op: a and b must have one dtype, got a float32, b float64$"):
         check.same_dtype(a=torch.zeros(1), b=torch.zeros(1).double())
 
 
 def test_numbers() -> None:
     check = Checker("op")
-    with pytest.raises(ValueError, match="^op: k must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^op: k must be at least 1, got 0$"):
         check.at_least("k", 0, 1)
-    with pytest.raises(ValueError, match="^op: m must be finite, got inf$"):
+    with pytest.raises(ValueError, match=r"^op: m must be finite, got inf$"):
         check.finite("m", float("inf"))
-    with pytest.raises(ValueError, match="^op: mode must be 'iou' or 'iof', got 'x'$"):
+    with pytest.raises(ValueError, match=r"^op: mode must be 'iou' or 'iof', got 'x'$"):
         check.choice("mode", "x", ("iou", "iof"))

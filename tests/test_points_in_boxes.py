@@ -20,7 +20,8 @@ BACKENDS = ["reference", "cpu", "gpu"]
 
 
 def first(points: list[list[float]], boxes: list[list[float]], backend: str = "cpu", **options: object) -> list[int]:
-    args = (torch.tensor([points]), torch.tensor([boxes]), options.get("z_origin", "center"), options.get("margin", 0.0))
+    how = options.get("z_origin", "center"), options.get("margin", 0.0)
+    args = (torch.tensor([points]), torch.tensor([boxes]), *how)
     return run(backend, "points_in_boxes", args)[0].tolist()
 
 
@@ -124,7 +125,9 @@ a_box = st.tuples(lattice, lattice, lattice, size, size, size, heading).map(list
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(a_point, min_size=1, max_size=40), st.lists(a_box, min_size=1, max_size=10), st.sampled_from(BACKENDS[1:]))
+@given(
+    st.lists(a_point, min_size=1, max_size=40), st.lists(a_box, min_size=1, max_size=10), st.sampled_from(BACKENDS[1:])
+)  # fmt: skip
 def test_kernels_equal_the_reference_on_and_around_faces(points: list, boxes: list, backend: str) -> None:
     assert first(points, boxes, backend) == first(points, boxes, "reference")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, get_type_hints
+from typing import Any, Optional, get_type_hints
 
 import torch
 from torch import Tensor
@@ -35,13 +35,16 @@ _forced_reference = os.environ.get("TRIOPS_BACKEND") == "reference"
 # It runs the kernel that it is given.
 recorder: Callable[[Operator, Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
-# dtype annotations of a schema, as a user would say them
-_KINDS: dict[Any, tuple[type | tuple[type, ...], str]] = {
+# the annotations of a schema: what passes, and how to say it to a user
+_KINDS: dict[Any, tuple[Any, str]] = {
     Tensor: (Tensor, "a Tensor"),
     str: (str, "a string"),
     bool: (bool, "a bool"),
     int: ((int, torch.SymInt), "an integer"),
     float: ((int, float, torch.SymInt, torch.SymFloat), "a number"),
+    list[int]: ((list, tuple), "a list of integers"),
+    Tensor | None: ((Tensor, type(None)), "a Tensor or None"),
+    Optional[Tensor]: ((Tensor, type(None)), "a Tensor or None"),  # noqa: UP045 - hashes differ from the line above
 }
 
 
@@ -70,15 +73,24 @@ class Operator:
 
     def __call__(self, *args: Any) -> Any:
         for position, (name, types, expected) in zip(self._positions, self._kinds, strict=True):
-            value = args[position]
+            value: Any = args[position]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
                 number = _plain_number(value, expected)
                 if number is None:
                     raise TypeError(f"{self.name}: {name} must be {expected}, got {type(value).__name__}")
                 args = (*args[:position], number, *args[position + 1 :])
-            elif type(value) is int and not -(2**63) <= value < 2**63:
-                raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {value}")
+            elif expected == "a list of integers":
+                for entry in value:
+                    if isinstance(entry, bool) or not isinstance(entry, int | torch.SymInt):
+                        raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
+                    self._check_width(name, entry)
+            elif expected == "an integer":
+                self._check_width(name, value)
         return self.overload(*args)
+
+    def _check_width(self, name: str, value: Any) -> None:
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {value}")
 
     def __repr__(self) -> str:
         return f"<operator triops::{self.name}>"
@@ -107,7 +119,7 @@ class Operator:
         """What the dispatcher calls: check, choose, log, run."""
 
         def call(*args: Any) -> Any:
-            self.check(*args)
+            self._check(args)
             kernel = self.reference if _forced_reference else self.kernel(backend)
             if log.isEnabledFor(logging.DEBUG):
                 why = "forced" if _forced_reference else "fallback" if kernel is self.reference else "device"
@@ -120,8 +132,14 @@ class Operator:
 
         return call
 
-    def _checked_fake(self, *args: Any) -> Any:
+    def _check(self, args: tuple[Any, ...]) -> None:
+        for name, value in zip(self.parameters, args, strict=False):
+            if isinstance(value, Tensor) and value.layout is not torch.strided:
+                raise ValueError(f"{self.name}: {name} must be a dense tensor, got one of layout {value.layout}")
         self.check(*args)
+
+    def _checked_fake(self, *args: Any) -> Any:
+        self._check(args)
         return self.fake(*args)
 
 
