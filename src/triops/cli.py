@@ -180,7 +180,7 @@ def run_check(options: Options) -> Report:
 def show_check(report: Report, every: bool = False) -> None:
     from triops.acceptance import command
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     kept = [i for i, h in enumerate(command.HEADS) if console.width >= 120 or h in command.ALSO_NARROW]
     table.add_column("case", min_width=27, overflow="fold")
     for heading in (command.HEADS[i] for i in kept[1:]):

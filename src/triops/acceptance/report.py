@@ -135,8 +135,8 @@ def _overview(report: Report, names: list[str]) -> str:
     words = (
         f"Each mark is a timed case. The line is the most this machine gives, measured in this run: "
         f"{c.bandwidth / 1e9:,.0f} GB/s by a large copy, {c.vector / 1e9:,.0f} G float32 operations a second by a "
-        "product of matrices. A mark above the line worked in the caches; one far below is too small, or waits for "
-        "something other than bandwidth and arithmetic."
+        "product of matrices. A mark above the line worked in the caches, or avoids work that the theory counts; one "
+        "far below is too small, or waits for something other than bandwidth and arithmetic."
     )
     return (
         f"<section><h2>Operators</h2>{table}<h3>How near the machine's limits</h3><p>{words}</p>"
@@ -149,12 +149,12 @@ def _operator(report: Report, name: str, index: int) -> str:
     timed = [r for r in results if r.seconds is not None]
     standard = _sample.standard_of(OPERATORS[name])
     kinds = dict.fromkeys(j.kind for r in results for j in r.judgements)
+    thresholds = f"{show_diff(standard.float32)} in float32 and {show_diff(standard.half)} in half types"
     words = {
         "exact": "index outputs equal the reference bit for bit",
-        "static": f"float outputs within {standard.float32:g} in float32 and {standard.half:g} in half types "
-        "of the float64 reference (diff1, diff2, peak)",
+        "static": f"float outputs within {thresholds} of the float64 reference (diff1, diff2, peak)",
         "dynamic": "float outputs within ten times what plain torch loses at the same dtype against the float64 "
-        f"reference, or {standard.float32:g} in float32 and {standard.half:g} in half types",
+        f"reference, or {thresholds}",
     }
     if standard.floats == "exact":
         words["exact"] = "every output equals the reference bit for bit"

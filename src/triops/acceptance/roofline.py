@@ -9,8 +9,8 @@ from triops.acceptance.ceilings import Ceilings
 from triops.acceptance.results import Result
 
 _COLOURS = ("#2a78c8", "#d9622b", "#2b9a66", "#a04bbf", "#c03a4b", "#8a6d1d", "#1c98a8", "#6b7280")
-_WIDTH, _HEIGHT = 520, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 508, 16, 296
+_WIDTH, _HEIGHT = 520, 350
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 508, 12, 298
 
 
 def mark(index: int) -> str:
@@ -51,7 +51,7 @@ def plot(results: list[Result], operators: list[str], ceilings: Ceilings, only: 
     for decade in range(x_low, x_high + 1):
         at = x(10.0**decade)
         parts.append(f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_BOTTOM}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{_BOTTOM + 17}" text-anchor="middle">{_power(decade)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{_BOTTOM + 19}" text-anchor="middle">{_power(decade)}</text>')
     step = max(1, (y_high - y_low) // 5)
     for decade in range(y_low, y_high + 1, step):
         at = y(10.0**decade)
@@ -59,7 +59,7 @@ def plot(results: list[Result], operators: list[str], ceilings: Ceilings, only: 
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_power(decade - 9)}</text>')
     parts.append(f'<text x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">operations a byte</text>')
     middle = (_TOP + _BOTTOM) / 2
-    parts.append(f'<text transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">')
+    parts.append(f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">')
     parts.append("G operations a second</text>")
     # The roof meets the left border either on the slope or, if that is below the plot, on the bottom.
     start = max(10.0**x_low, 10.0**y_low / ceilings.bandwidth)

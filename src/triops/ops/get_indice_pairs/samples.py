@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Work
+from triops._sample import BadCall, Sample, Standard, Work
 from triops.ops.get_indice_pairs import geometry, get_indice_pairs, sparse_output_shape, submanifold_neighbors
 
 _PAIRS = ("get_indice_pairs", "compact_indice_pairs")
@@ -243,6 +243,9 @@ def _bad_calls() -> list[BadCall]:
 
 
 BAD_CALLS = _bad_calls()
+
+_LOOK_UPS = "neighbours are looked up wherever they lie in the grid: latency, not bandwidth"
+STANDARD = {name: Standard(why_slower=_LOOK_UPS) for name in (*_PAIRS, "submanifold_neighbors", "sparse_neighbors")}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Work
+from triops._sample import BadCall, Sample, Standard, Work
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 
 _NAMES = ("points_in_boxes", "points_in_boxes_all")
@@ -152,6 +152,11 @@ def _bad_calls(function: Callable[..., Tensor]) -> list[BadCall]:
 
 
 BAD_CALLS = [*_bad_calls(points_in_boxes), *_bad_calls(points_in_boxes_all)]
+
+STANDARD = {
+    name: Standard(why_slower="each point waits for its cell of the box grid and for the boxes found there")
+    for name in _NAMES
+}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

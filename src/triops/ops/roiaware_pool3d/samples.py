@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Work, bytes_of
+from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -233,6 +233,11 @@ def _bad_backward() -> list[BadCall]:
 
 
 BAD_CALLS = [*_bad_forward(roiaware_pool3d), *_bad_forward(roiaware_pool3d_forward), *_bad_backward()]
+
+STANDARD = {
+    _F: Standard(why_slower="the points of each RoI are found, and sorted by cell, before anything is pooled"),
+    _B: Standard(why_slower="gradients are added to points in no order of memory, many cells to one point"),
+}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
