@@ -261,6 +261,21 @@ def test_float32_in_three_tensor_core_products(operator: str, special: bool, mon
     assert_same(run("gpu", name, args), run("reference", name, args))
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_deterministic_weight_gradient_is_the_same_sum(flip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.ops.sparse_conv import gpu
+
+    monkeypatch.setattr(gpu, "CHUNK", 1)  # several parts an offset
+    book = submanifold(600, 1, [9, 10, 11])()
+    args = (torch.randn(600, 5), torch.randn(600, 3) * 0.1, book.gather, book.gather, True, flip)
+    torch.use_deterministic_algorithms(True)
+    try:
+        got = run("gpu", "sparse_conv_backward_weight", args)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(got, run("reference", "sparse_conv_backward_weight", args))
+
+
 def test_a_plan_is_made_once_a_table_and_again_when_the_table_changes() -> None:
     table, made = torch.zeros(2, 3, dtype=torch.int32), []
     for _ in range(2):

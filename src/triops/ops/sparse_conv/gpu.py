@@ -104,15 +104,22 @@ def _precision(dtype):
     """Of the products: "native" for half types, "tf32", "split" (float32 by three TF32 products), "ieee"."""
     if dtype in (torch.float16, torch.bfloat16):
         return "native"
-    if dtype == torch.float64 or _gpu.INTERPRETED:
+    if dtype == torch.float64 or torch.version.hip or _gpu.INTERPRETED:  # AMD multiplies float32 as it is
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "split"
+    return "tf32" if _tf32_allowed() else "split"
+
+
+def _tf32_allowed():
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # the user has set torch's newer switch, which the older one then refuses to reflect
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _forward_config(dtype, precision, channels_in, channels_out):
     out = min(max(triton.next_power_of_2(channels_out), 16), 128)
     inner = min(max(triton.next_power_of_2(channels_in), 16), 64 if precision == "native" else 32)
-    if dtype == torch.float64 or (precision == "ieee" and not _gpu.INTERPRETED):
+    if dtype == torch.float64:
         return Config(min(out, 32), 16, 4, 1)
     return Config(out, inner, 4, 3)
 
@@ -120,9 +127,9 @@ def _forward_config(dtype, precision, channels_in, channels_out):
 def _weight_config(dtype, precision, channels_in, channels_out):
     most = 256 if _gpu.INTERPRETED else 128 if precision == "native" else 64
     out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
-    if dtype == torch.float64 or (precision == "ieee" and not _gpu.INTERPRETED):
+    if dtype == torch.float64:
         return Config(min(out, 32), min(inner, 32), 4, 1)
-    return Config(out, inner, 8 if out * inner >= 128 * 128 else 4, 3)  # 128 x 128 sums need the registers of 8 warps
+    return Config(out, inner, 8 if out * inner >= 128 * 128 else 4, 3)  # 128 x 128 sums take 8 warps' registers
 
 
 def _split(weight):
