@@ -272,11 +272,11 @@ def test_a_run_slower_than_its_baseline_fails(tmp_path: Path, monkeypatch: pytes
 
     options = command.Options(("points_in_boxes",), "cpu", quick=True, out=tmp_path)
     monkeypatch.setattr(runner, "tasks", lambda *a, **k: [one_task(timed=True)])
-    monkeypatch.setattr(runner, "measure", lambda *a: Times(1e-3, 1e-3))
+    monkeypatch.setattr(runner, "measure", lambda *a, **k: Times(1e-3, 1e-3))
     assert command.check(options).passed
     baseline = replace(options, baseline=tmp_path / "report.json", out=tmp_path / "second")
     assert command.check(baseline).passed
-    monkeypatch.setattr(runner, "measure", lambda *a: Times(1.1e-3, 1.1e-3))
+    monkeypatch.setattr(runner, "measure", lambda *a, **k: Times(1.1e-3, 1.1e-3))
     slower = command.check(baseline)
     assert not slower.passed
     assert [r.regression for r in slower.results] == [True]
@@ -512,6 +512,16 @@ def test_the_plain_command_needs_neither_typer_nor_rich(tmp_path: Path) -> None:
     assert "cases pass" in done.stdout
     assert (tmp_path / "report.html").is_file()
     assert python("from triops.acceptance.command import main; import triops; exit(main(['nonsense']))").returncode == 2
+
+
+def test_a_backend_that_cannot_be_is_refused() -> None:
+    for options, words in (
+        (command.Options(backend="fpga"), "must be reference, cpu or gpu"),
+        (command.Options(device="abacus"), "must be cpu or cuda"),
+        (command.Options(cases=Path("no such folder")), "no such file"),
+    ):
+        with pytest.raises(command.UsageError, match=words):
+            command.check(options)
 
 
 def test_an_operator_may_set_its_own_standard() -> None:

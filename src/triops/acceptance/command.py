@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from triops._op import OPERATORS, describe
+from triops._op import OPERATORS, REQUIREMENTS, describe
 from triops.acceptance import report as report_files
 from triops.acceptance import runner
 from triops.acceptance.case_file import CaseError as CaseError
@@ -56,7 +57,8 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
     if unknown:
         raise UsageError(f"no operator {', '.join(unknown)}; there are {', '.join(OPERATORS)}")
     before = _baseline(options, device)
-    todo = _todo(options)
+    _check_backend(options.backend, device)
+    todo = _todo(options, device)
     timed = any(t.timed for t in todo)
     ceilings = measured(device) if timed else None
     report = Report(device, options.quick, options.seed, environment(), ceilings)
@@ -91,6 +93,19 @@ def choose_device(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _check_backend(backend: str | None, device: str) -> None:
+    if backend not in (None, "reference", *REQUIREMENTS):
+        raise UsageError(f"--backend must be reference, cpu or gpu, got {backend}")
+    if backend == "cpu" and device != "cpu":
+        raise UsageError("--backend cpu needs --device cpu")
+    if backend in REQUIREMENTS and find_spec(REQUIREMENTS[backend][0]) is None:
+        raise UsageError(f"--backend {backend} needs {REQUIREMENTS[backend][0]}. Remedy: {REQUIREMENTS[backend][1]}")
+    try:
+        runner.prepare_backend(backend, device)
+    except RuntimeError as error:
+        raise UsageError(str(error)) from None
+
+
 def _baseline(options: Options, device: str) -> dict[tuple[str, ...], float]:
     try:
         return read_baseline(options.baseline, device) if options.baseline else {}
@@ -98,13 +113,12 @@ def _baseline(options: Options, device: str) -> dict[tuple[str, ...], float]:
         raise UsageError(str(error)) from None
 
 
-def _todo(options: Options) -> list[Task]:
-    if options.backend not in (None, "reference", "cpu", "gpu"):
-        raise UsageError(f"--backend must be reference, cpu or gpu, got {options.backend}")
+def _todo(options: Options, device: str) -> list[Task]:
     try:
         return runner.tasks(
-            options.operators, quick=options.quick, demo_only=options.demo_only, seed=options.seed, cases=options.cases
-        )
+            options.operators, quick=options.quick, demo_only=options.demo_only, seed=options.seed, device=device,
+            cases=options.cases,
+        )  # fmt: skip
     except CaseError as error:
         raise UsageError(str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def backend_for(operator: Operator, device: str) -> str:
     return backend if backend in operator.backends and find_spec(REQUIREMENTS[backend][0]) else "reference"
 
 
-def prepare_backend(backend: str, device: str) -> None:
+def prepare_backend(backend: str | None, device: str) -> None:
     """GPU kernels on a machine without a GPU run in Triton's interpreter, which is chosen before Triton is imported."""
     if backend == "gpu" and device == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1" and "triton" in sys.modules:
@@ -53,14 +54,14 @@ def prepare_backend(backend: str, device: str) -> None:
 
 def tasks(
     operators: Sequence[str] = (), *, quick: bool = False, demo_only: bool = False, seed: int = 0,
-    cases: Path | None = None,
+    device: str = "cuda", cases: Path | None = None,
 ) -> list[Task]:  # fmt: skip
     """What there is to check: quick leaves out the network scales but for the demo's, in their first dtype."""
     if cases is not None:
         return [t for t in case_tasks(cases) if not operators or t.operator in operators]
     found = []
     for sample in _sample.all_samples():
-        if operators and sample.operator not in operators:
+        if (operators and sample.operator not in operators) or (sample.gpu_only and device == "cpu"):
             continue
         if (demo_only and not sample.demo) or (quick and sample.scale == "network" and not sample.demo):
             continue
@@ -121,16 +122,14 @@ def _judged(
                 operator(*args)
         with poisoned_allocations():
             outputs = _sample.tensors_of(operator.kernel(backend)(*_sample.to_device(args, device)))
-        if device == "cuda":
-            torch.cuda.synchronize()
-    except Exception as error:  # whatever a kernel throws is its verdict, and the other cases still run
-        return replace(result, error=f"{type(error).__name__}: {error}"), None
-    where = device if task.scale == "network" else "cpu"
-    own, wide = references(operator, _sample.to_device(args, where))
-    judgements = judge(outputs, own, wide, standard)
-    if where != "cpu" and not all(j.passed for j in judgements):
-        own, wide = references(operator, args)  # the CPU's word is final: other devices round cos and division anew
+        where = device if task.scale == "network" else "cpu"
+        own, wide = references(operator, _sample.to_device(args, where))
         judgements = judge(outputs, own, wide, standard)
+        if where != "cpu" and not all(j.passed for j in judgements):
+            own, wide = references(operator, args)  # the CPU's word is final: other devices round in other ways
+            judgements = judge(outputs, own, wide, standard)
+    except Exception as error:  # whatever is thrown is the verdict, and the other cases still run
+        return replace(result, error=f"{type(error).__name__}: {error}"), None
     recorded = []
     if task.recorded is not None:
         recorded = [f for j in judge(task.recorded, own, wide, standard) for f in j.failures]
@@ -151,17 +150,14 @@ def _timed(
 ) -> Result:  # fmt: skip
     moved = _sample.to_device(args, device)
     # Through the dispatcher, as a user calls it, unless another backend is asked for.
-    call = (
-        partial(operator, *moved)
-        if backend == backend_for(operator, device)
-        else partial(operator.kernel(backend), *moved)
-    )
-    times = measure(call, device, budget)
+    function = operator if backend == backend_for(operator, device) else operator.kernel(backend)
+    time = partial(measure, partial(function, *moved), device, budget, capture=not operator.dynamic_output)
+    times = time()
     earlier = before.get(result.key)
     for _ in range(2):  # a machine that was busy for a moment is no regression
         if earlier is None or not is_regression(earlier, times.seconds):
             break
-        times = min(times, measure(call, device, budget), key=lambda t: t.seconds)
+        times = min(times, time(), key=lambda t: t.seconds)
     work, standard = _sample.module_of(operator).work(operator.name, args), _sample.standard_of(operator)
     peak = ceilings.peak(standard.arithmetic, task.dtype)
     found = efficiency(
@@ -182,8 +178,6 @@ def _save(folder: Path, result: Result, args: tuple[Any, ...], outputs: list[Ten
 
 def check_bad_calls(operators: Sequence[str] = ()) -> list[BadCallResult]:
     """Every malformed call of the samples: refused, with the right error, in the right words."""
-    import re
-
     found = []
     for module in _sample.modules():
         names = [op.name for op in OPERATORS.values() if _sample.module_of(op) is module]

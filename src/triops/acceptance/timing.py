@@ -18,13 +18,14 @@ class Times:
     eager: float  # what a plain loop of calls sees
 
 
-def measure(call: Callable[[], Any], device: str, budget: float) -> Times:
-    """Median time of one call, warm, within about `budget` seconds."""
+def measure(call: Callable[[], Any], device: str, budget: float, *, capture: bool = True) -> Times:
+    """Median time of one call, warm, within about `budget` seconds; capture=False where no CUDA graph can hold it."""
     if device == "cpu":
         seconds = _cpu_seconds(call, budget)
         return Times(seconds, seconds)
     eager = _eager_seconds(call, budget)
-    return Times(_graph_seconds(call, budget) or eager, eager)
+    graph = _graph_seconds(call, budget) if capture else None
+    return Times(graph if graph is not None else events_seconds(call, budget), eager)
 
 
 def _cpu_seconds(call: Callable[[], Any], budget: float) -> float:
@@ -58,16 +59,17 @@ def _loop_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def _graph_seconds(call: Callable[[], Any], budget: float) -> float | None:
     """Replays of a captured graph, with a cache-sized write between them; None where the call cannot be captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         call()
-    torch.cuda.current_stream().wait_stream(side)
+    current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             call()
-    except RuntimeError:  # a call that waits for the GPU, because its output's size depends on the data
+    except RuntimeError:  # a call that waits for the GPU
+        torch.cuda.set_stream(current)  # a capture that fails does not put it back
         torch.cuda.synchronize()
         return None
     return events_seconds(graph.replay, budget)
