@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, run
 from triops.ops.get_indice_pairs.geometry import output_shape, refuse_outside_sites
 from triops.ops.get_indice_pairs.strided.cpu import Candidates
 from triops.ops.get_indice_pairs.submanifold.cpu import Sweep
@@ -21,6 +21,7 @@ def get_indice_pairs(
     )
     volume, count = math.prod(kernel_size), indices.shape[0]
     pairs = torch.empty((volume, 2, count), dtype=torch.int32)
+    in_huge_pages(pairs)
     start = np.arange(volume) * 2 * count
     flat = pairs.numpy().reshape(-1)
     if subm:
