@@ -1,0 +1,43 @@
+"""A stand-in for a compiled extension module: some functions, and for every other name one that says it is missing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+class Extension(ModuleType):
+    """Any public name is there, as programs ask at import; one that triops does not have raises when it is called."""
+
+    def __init__(self, name: str, functions: dict[str, Callable[..., Any]]) -> None:
+        super().__init__(name, f"The extension module {name}, over triops.")
+        for function_name, function in functions.items():
+            setattr(self, function_name, _outside_autograd(function))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+        def missing(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(
+                f"{self.__name__}.{name}: triops does not have this operator. docs/dropin.md lists those it has; "
+                "for the others the library has to be compiled."
+            )
+
+        missing.__name__ = name
+        return missing
+
+
+def _outside_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Extension modules compute and fill tensors; autograd is their callers' business."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
