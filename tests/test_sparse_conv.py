@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -241,8 +240,8 @@ def test_with_triops_check_a_gpu_refuses_them(monkeypatch: pytest.MonkeyPatch) -
                                    False))  # fmt: skip
 
 
-@pytest.mark.parametrize(("operator", "special"), list(itertools.product(["forward", "weight"], [False, True])))
-def test_float32_in_three_tensor_core_products(operator: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("special", [False, True])
+def test_float32_in_three_tensor_core_products(special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies exactly what the tensor cores would get, so the splitting shows here too."""
     from triops.ops.sparse_conv import gpu
 
@@ -251,21 +250,30 @@ def test_float32_in_three_tensor_core_products(operator: str, special: bool, mon
     features, weight = torch.randn(50, 20), torch.randn(9, 27, 20) * 0.1
     if special:
         features[::9, ::5], features[1::9, ::7] = float("inf"), float("nan")
-        weight[2, 13, 4] = 0.0
-    if operator == "forward":
-        args: tuple[Any, ...] = (features, weight, None, book.gather, book.gather, True, False)
-        name = "sparse_conv"
-    else:
-        args = (features, torch.randn(50, 9) * 0.1, book.gather, book.gather, True, False)
-        name = "sparse_conv_backward_weight"
-    assert_same(run("gpu", name, args), run("reference", name, args))
+        weight[2, 13, 4], weight[3, 5, 6] = 0.0, float("inf")
+    for flip in (False, True):
+        args = (features, weight, None, book.gather, book.gather, True, flip)
+        assert_same(run("gpu", "sparse_conv", args), run("reference", "sparse_conv", args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_an_infinite_weight_reaches_only_the_outputs_that_meet_it(dtype: torch.dtype) -> None:
+    book = sparse(40, 2, [5, 6, 7], padding=1)()
+    features, weight = torch.randn(40, 4).to(dtype), torch.randn(6, 27, 4).to(dtype)
+    weight[1, 3, 2], weight[4, 20, 0] = float("inf"), float("nan")
+    args = (features, weight, None, book.gather, book.scatter, False, False)
+    expected = run("reference", "sparse_conv", args)
+    assert expected.isfinite().any(0).all()
+    assert_same(run("cpu", "sparse_conv", args), expected)
+    if dtype != torch.float16:  # tensor cores multiply the missing rows too, as zeros
+        assert_same(run("gpu", "sparse_conv", args), expected)
 
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_deterministic_weight_gradient_is_the_same_sum(flip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from triops.ops.sparse_conv import gpu
 
-    monkeypatch.setattr(gpu, "CHUNK", 1)  # several parts an offset
+    monkeypatch.setattr(gpu, "CHUNK", 16)  # several parts an offset
     book = submanifold(600, 1, [9, 10, 11])()
     args = (torch.randn(600, 5), torch.randn(600, 3) * 0.1, book.gather, book.gather, True, flip)
     torch.use_deterministic_algorithms(True)

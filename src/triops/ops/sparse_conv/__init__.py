@@ -52,11 +52,11 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
     if bias is not None and not isinstance(bias, Tensor):
         raise TypeError(f"sparse_conv: bias must be a Tensor or None, got {type(bias).__name__}")
     kernel = rulebook.kernel_size
-    if weight.dim() != len(kernel) + 2 or list(weight.shape[1:-1]) != list(kernel):
+    if weight.shape[1:-1] != tuple(kernel) or weight.dim() < 3:
         expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
         raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
     device = features.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         features, weight = features.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)

@@ -5,6 +5,7 @@ first. float32 runs on tensor cores without losing its precision, as three produ
 allows plain TF32.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -12,11 +13,11 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops.ops.sparse_conv.tiling.gpu import TILE, tiles_of, visits_of
+from triops.ops.sparse_conv.tiling.gpu import TILE, pairs_of, tiles_of
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
-CHUNK = 64  # visits that one program of the weight gradient adds up
+CHUNK = 1024  # pairs that one program of the weight gradient adds up, twice as many where the sums are wide
 PARTS_BYTES = 64 << 20  # of partial weight gradients in deterministic mode
 
 
@@ -25,6 +26,16 @@ class Config(NamedTuple):
 
     out: int
     inner: int
+    warps: int
+    stages: int
+
+
+class WeightConfig(NamedTuple):
+    """Of the weight gradient: blocks of output and input channels, pairs taken at once, warps, pipeline stages."""
+
+    out: int
+    inner: int
+    rows: int
     warps: int
     stages: int
 
@@ -46,7 +57,7 @@ def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
     config = _forward_config(features.dtype, precision, channels_in, channels_out)
     stride = weight.stride()[-3:]
     count = tiles.counts.shape[0]
-    across = triton.cdiv(channels_out, config.out)
+    across = -(-channels_out // config.out)
     _conv_kernel[(count * across,)](
         features.contiguous(), weight, out if bias is None else bias.contiguous(), out,
         tiles.rows, tiles.counts, tiles.taps, tiles.neighbors,
@@ -64,37 +75,33 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     shape = (channels_out, taps, channels_in)
     if rows == 0 or outputs == 0 or min(shape) == 0:
         return torch.zeros(shape, dtype=features.dtype, device=features.device)
-    tiles = tiles_of("sparse_conv_backward_weight", gather, rows)
-    visits = visits_of("sparse_conv_backward_weight", gather, rows)
+    pairs = pairs_of("sparse_conv_backward_weight", gather, rows)
     wide = torch.float64 if features.dtype == torch.float64 else torch.float32
-    precision = _precision(features.dtype)
-    config = _weight_config(features.dtype, precision, channels_in, channels_out)
-    count = tiles.counts.shape[0]
-    chunk, parts = CHUNK, None
+    # Summed over rows, float32 operands lie the wrong way round for TF32 tensor cores: plain products are faster.
+    precision = "native" if wide != features.dtype else "ieee"
+    config = _weight_config(features.dtype, channels_in, channels_out)
+    chunk = _gpu.block(CHUNK if max(channels_in, channels_out) <= 64 else 2 * CHUNK, interpreted=4 * CHUNK)
     ordered = torch.are_deterministic_algorithms_enabled()
     if ordered:
         # every program keeps its own sum; fewer and longer ones where the sums would take too much memory
-        most = max(PARTS_BYTES // (4 * channels_in * channels_out), taps)
-        chunk = max(chunk, triton.cdiv(count, most // taps))
-        parts = torch.empty(
-            triton.cdiv(count, chunk) * taps, channels_out, channels_in, dtype=wide, device=features.device
-        )
-    make = torch.empty if ordered else torch.zeros
-    grad = make(shape, dtype=wide, device=features.device)
-    chunks = triton.cdiv(count, chunk) * taps
-    across_in, across_out = triton.cdiv(channels_in, config.inner), triton.cdiv(channels_out, config.out)
+        most = max(PARTS_BYTES // (4 * channels_in * channels_out * taps), 1)
+        chunk = max(chunk, triton.next_power_of_2(triton.cdiv(outputs, most)))
+    chunks = triton.cdiv(outputs, chunk) * taps
+    grad = (torch.empty if ordered else torch.zeros)(shape, dtype=wide, device=features.device)
+    parts = torch.empty((chunks, channels_out, channels_in), dtype=wide, device=features.device) if ordered else grad
+    across = triton.cdiv(channels_in, config.inner) * triton.cdiv(channels_out, config.out)
     padded = triton.next_power_of_2(taps)
-    _weight_kernel[(chunks * across_in * across_out,)](
-        features.contiguous(), grad_output.contiguous(), grad if parts is None else parts,
-        tiles.rows, tiles.neighbors, visits.counts, visits.tiles, visits.numbers, count, taps, chunk,
-        IN=channels_in, OUT=channels_out, TILE=TILE, BLOCK_OUT=config.out, BLOCK_IN=config.inner, PADDED=padded,
-        FLIP=flip, PRECISION=precision, LONG=max(features.numel(), grad_output.numel()) >= 2**31,
+    _weight_kernel[(chunks * across,)](
+        features.contiguous(), grad_output.contiguous(), parts, pairs.counts, pairs.inputs, pairs.outputs,
+        outputs, taps, chunk,
+        IN=channels_in, OUT=channels_out, BLOCK_OUT=config.out, BLOCK_IN=config.inner, BLOCK=config.rows,
+        PADDED=padded, FLIP=flip, PRECISION=precision, LONG=max(features.numel(), grad_output.numel()) >= 2**31,
         ORDERED=ordered, STAGES=config.stages, num_warps=config.warps,
     )  # fmt: skip
-    if parts is not None:
+    if ordered:
         block = 1024
         _reduce_kernel[(taps * triton.cdiv(channels_in * channels_out, block),)](
-            parts, grad, visits.counts, taps, chunk,
+            parts, grad, pairs.counts, taps, chunk,
             IN=channels_in, OUT=channels_out, PADDED=padded, FLIP=flip, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return grad.to(features.dtype)
@@ -116,6 +123,7 @@ def _tf32_allowed():
         return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
+@cache
 def _forward_config(dtype, precision, channels_in, channels_out):
     out = min(max(triton.next_power_of_2(channels_out), 16), 128)
     inner = min(max(triton.next_power_of_2(channels_in), 16), 64 if precision == "native" else 32)
@@ -124,12 +132,15 @@ def _forward_config(dtype, precision, channels_in, channels_out):
     return Config(out, inner, 4, 3)
 
 
-def _weight_config(dtype, precision, channels_in, channels_out):
-    most = 256 if _gpu.INTERPRETED else 128 if precision == "native" else 64
+@cache
+def _weight_config(dtype, channels_in, channels_out):
+    most = 256 if _gpu.INTERPRETED else 128
     out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
     if dtype == torch.float64:
-        return Config(min(out, 32), min(inner, 32), 4, 1)
-    return Config(out, inner, 8 if out * inner >= 128 * 128 else 4, 3)  # 128 x 128 sums take 8 warps' registers
+        return WeightConfig(min(out, 32), min(inner, 32), 16, 4, 1)
+    wide = out * inner >= 128 * 128  # whose sums take the registers of 8 warps
+    rows = 64 if dtype != torch.float32 else 16 if wide else 32
+    return WeightConfig(out, inner, rows, 8 if wide else 4, 3)
 
 
 def _split(weight):
@@ -173,12 +184,54 @@ def _product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_product(a_leading, a_rest, b_leading, b_rest):
-    """a @ b of float32 parts. Infinite values have no rest: what they leave behind is dropped before it counts."""
-    small = tl.dot(a_rest, b_leading, input_precision="tf32")
+def _split_product(a, b_leading, b_rest, REPAIR: tl.constexpr):
+    """a @ b in float32, b in parts. An infinite value leaves NaN as its rest, which REPAIR drops."""
+    a_leading = _leading_bits(a)
+    small = tl.dot(a - a_leading, b_leading, input_precision="tf32")
     small = tl.dot(a_leading, b_rest, small, input_precision="tf32")
-    small = tl.where(small == small, small, 0.0)
+    if REPAIR:
+        small = tl.where(small == small, small, 0.0)
     return tl.dot(a_leading, b_leading, small, input_precision="tf32")
+
+
+@triton.jit
+def _visit(
+    features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest, total,
+    IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, FULL_OUT: tl.constexpr,
+    FLIP: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, REPAIR: tl.constexpr,
+):  # fmt: skip
+    """total + one tile's rows under one offset @ weight, over one block of summed channels."""
+    STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
+    visit = step // STEPS
+    summed = (step % STEPS) * BLOCK_IN + tl.arange(0, BLOCK_IN)
+    tap = tl.load(taps_of + visit)
+    if FLIP:
+        tap = taps - 1 - tap
+    row = tl.load(neighbors + visit * TILE + tl.arange(0, TILE))
+    met = (row >= 0)[:, None]
+    taken = met
+    if IN % BLOCK_IN != 0:
+        taken = met & (summed < IN)[None, :]
+    if LONG:
+        row = row.to(tl.int64)
+    a = tl.load(features + row[:, None] * IN + summed[None, :], mask=taken, other=0.0)
+    at = weight + tap * stride_tap + channel[None, :] * stride_out + summed[:, None] * stride_in
+    if IN % BLOCK_IN != 0 or not FULL_OUT:
+        exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
+        b = tl.load(at, mask=exists, other=0.0)
+        b_rest = tl.load(at + rest, mask=exists, other=0.0) if PRECISION == "split" else b
+    else:
+        b = tl.load(at)
+        b_rest = tl.load(at + rest) if PRECISION == "split" else b
+    if PRECISION == "split":
+        product = _split_product(a, b, b_rest, REPAIR)
+        # added outside: the accumulator inside a tensor core truncates, and many offsets would show it
+        total += tl.where(met, product, 0.0) if REPAIR else product
+    elif REPAIR:
+        total += tl.where(met, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
+    else:
+        total = _product(a, b, total, PRECISION)
+    return total
 
 
 @_gpu.kernel
@@ -190,46 +243,35 @@ def _conv_kernel(
 ):  # fmt: skip
     ACROSS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
+    FULL_OUT: tl.constexpr = OUT % BLOCK_OUT == 0
     tile = (tiles - 1 - tl.program_id(0) // ACROSS).to(tl.int64)
     channel = (tl.program_id(0) % ACROSS) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    lane, inner = tl.arange(0, TILE), tl.arange(0, BLOCK_IN)
     taps_of += tile * taps
     neighbors += tile * taps * TILE
+    steps = tl.load(counts + tile) * STEPS
     total = tl.zeros([TILE, BLOCK_OUT], tl.float64 if features.dtype.element_ty == tl.float64 else tl.float32)
-    for step in tl.range(0, tl.load(counts + tile) * STEPS, num_stages=STAGES):
-        visit = step // STEPS
-        summed = (step % STEPS) * BLOCK_IN + inner
-        tap = tl.load(taps_of + visit)
-        if FLIP:
-            tap = taps - 1 - tap
-        row = tl.load(neighbors + visit * TILE + lane)
-        met = (row >= 0)[:, None]
-        if IN % BLOCK_IN != 0:
-            met = met & (summed < IN)[None, :]
-        if LONG:
-            row = row.to(tl.int64)
-        a = tl.load(features + row[:, None] * IN + summed[None, :], mask=met, other=0.0)
-        at = weight + tap * stride_tap + channel[None, :] * stride_out + summed[:, None] * stride_in
-        if IN % BLOCK_IN != 0 or OUT % BLOCK_OUT != 0:
-            exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
-            b = tl.load(at, mask=exists, other=0.0)
-        else:
-            b = tl.load(at)
-        if PRECISION == "split":
-            if IN % BLOCK_IN != 0 or OUT % BLOCK_OUT != 0:
-                b_rest = tl.load(at + rest, mask=exists, other=0.0)
-            else:
-                b_rest = tl.load(at + rest)
-            a_leading = _leading_bits(a)
-            # added outside: the accumulator inside a tensor core truncates, and many offsets would show it
-            total += _split_product(a_leading, a - a_leading, b, b_rest)
-        else:
-            total = _product(a, b, total, PRECISION)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        total = _visit(
+            features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest, total,
+            IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
+        )  # fmt: skip
+    if PRECISION == "split" or PRECISION == "ieee":
+        # Splitting makes NaN of infinite features, and an infinite weight of rows that lack its offset (0 * inf):
+        # a tile that holds any is summed up anew, with more care. Else the loop takes no step. Half types and TF32
+        # know only the second case, and the registers for it would cost them a third of their speed.
+        spoilt = tl.max((total != total).to(tl.int32))
+        total = tl.where(spoilt > 0, 0.0, total).to(total.dtype)
+        for step in tl.range(0, steps * spoilt, num_stages=1):
+            total = _visit(
+                features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest,
+                total, IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, True,
+            )  # fmt: skip
     if BIAS:
         total += tl.load(bias + channel, mask=channel < OUT, other=0.0).to(total.dtype)[None, :]
+    lane = tl.arange(0, TILE)
     row = tl.load(rows + tile * TILE + lane)
     exists = (row >= 0)[:, None]
-    if OUT % BLOCK_OUT != 0:
+    if not FULL_OUT:
         exists = exists & (channel < OUT)[None, :]
     if LONG:
         row = row.to(tl.int64)
@@ -238,8 +280,8 @@ def _conv_kernel(
 
 @_gpu.kernel
 def _weight_kernel(
-    features, grad_output, grad, rows, neighbors, counts, tiles_by_tap, numbers, tiles, taps, chunk,
-    IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+    features, grad_output, grad, counts, inputs, outputs, rows, taps, chunk,
+    IN: tl.constexpr, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK: tl.constexpr,
     PADDED: tl.constexpr, FLIP: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, ORDERED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -256,30 +298,25 @@ def _weight_kernel(
         block = tl.program_id(0) % ACROSS
         channel_in = (block % ACROSS_IN) * BLOCK_IN + tl.arange(0, BLOCK_IN)
         channel_out = (block // ACROSS_IN) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-        lane = tl.arange(0, TILE)
-        tiles_by_tap += tap.to(tl.int64) * tiles
-        numbers += tap.to(tl.int64) * tiles
+        inputs += tap.to(tl.int64) * rows
+        outputs += tap.to(tl.int64) * rows
         total = tl.zeros([BLOCK_OUT, BLOCK_IN], grad.dtype.element_ty)
-        for visit in tl.range(first, last, num_stages=STAGES):
-            tile = tl.load(tiles_by_tap + visit).to(tl.int64)
-            source = tl.load(neighbors + (tile * taps + tl.load(numbers + visit)) * TILE + lane)
-            target = tl.load(rows + tile * TILE + lane)
-            met = source >= 0
+        for begin in tl.range(first, last, BLOCK, num_stages=STAGES):
+            pair = begin + tl.arange(0, BLOCK)
+            exists = pair < last
+            source = tl.load(inputs + pair, mask=exists, other=0)
+            target = tl.load(outputs + pair, mask=exists, other=0)
             if LONG:
                 source = source.to(tl.int64)
                 target = target.to(tl.int64)
-            taken, given = met[:, None], met[None, :]
+            taken, given = exists[:, None], exists[None, :]
             if IN % BLOCK_IN != 0:
                 taken = taken & (channel_in < IN)[None, :]
             if OUT % BLOCK_OUT != 0:
                 given = given & (channel_out < OUT)[:, None]
             a = tl.load(grad_output + target[None, :] * OUT + channel_out[:, None], mask=given, other=0.0)
             b = tl.load(features + source[:, None] * IN + channel_in[None, :], mask=taken, other=0.0)
-            if PRECISION == "split":
-                a_leading, b_leading = _leading_bits(a), _leading_bits(b)
-                total += _split_product(a_leading, a - a_leading, b_leading, b - b_leading)
-            else:
-                total = _product(a, b, total, PRECISION)
+            total = _product(a, b, total, PRECISION)
         exists = (channel_out < OUT)[:, None] & (channel_in < IN)[None, :]
         if ORDERED:
             place = (number.to(tl.int64) * OUT + channel_out[:, None]) * IN + channel_in[None, :]

@@ -19,6 +19,7 @@ TILE = 256 if _gpu.INTERPRETED else 64  # rows
 SAMPLE = 1024  # rows that tell how rare an offset is
 KEY_BITS = 31
 TAPS_AT_ONCE = 32
+MOST_BLOCKS = 4096  # whose counts one program adds up
 
 
 class Tiles(NamedTuple):
@@ -28,15 +29,14 @@ class Tiles(NamedTuple):
     counts: torch.Tensor  # int32 [T]: how many visits
     taps: torch.Tensor  # int32 [T, K]: the offset of each visit
     neighbors: torch.Tensor  # int32 [T, K, TILE]: the input rows of each visit, or -1
-    visit_of: torch.Tensor  # int32 [K, T]: number of the tile's visit under an offset, or -1
 
 
-class Visits(NamedTuple):
-    """The visits offset by offset, as the weight gradient takes them."""
+class Pairs(NamedTuple):
+    """The pairs offset by offset, packed, in the order of the output rows: as the weight gradient takes them."""
 
     counts: torch.Tensor  # int32 [K]
-    tiles: torch.Tensor  # int32 [K, T]: the tiles that visit an offset
-    numbers: torch.Tensor  # int32 [K, T]: and which of their visits it is
+    inputs: torch.Tensor  # int32 [K, A]: the first counts[k] are set
+    outputs: torch.Tensor  # int32 [K, A]
 
 
 def tiles_of(operator, table, count):
@@ -46,8 +46,10 @@ def tiles_of(operator, table, count):
     return cached(table, ("tiles", count), lambda: _make_tiles(table.contiguous(), count))
 
 
-def visits_of(operator, table, count):
-    return cached(table, ("visits", count), lambda: _make_visits(tiles_of(operator, table, count)))
+def pairs_of(operator, table, count):
+    if _check.strict():
+        refuse_rows_outside(operator, "gather", table, count)
+    return cached(table, ("pairs", count), lambda: _make_pairs(table.contiguous(), count))
 
 
 def _make_tiles(table, count):
@@ -61,7 +63,6 @@ def _make_tiles(table, count):
     counts = torch.empty(tiles, dtype=torch.int32, device=device)
     visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
     neighbors = torch.empty(tiles, taps, TILE, dtype=torch.int32, device=device)
-    visit_of = torch.empty(taps, tiles, dtype=torch.int32, device=device)
     if outputs:
         step = max(outputs // SAMPLE, 1)
         _seen_kernel[(taps,)](table, seen, outputs, count, step, SAMPLE=SAMPLE, num_warps=4)
@@ -72,20 +73,29 @@ def _make_tiles(table, count):
         )  # fmt: skip
         order = keys.sort(stable=True).indices
         _tile_kernel[(tiles,)](
-            table, order, rows, counts, visited, neighbors, visit_of, outputs, count, taps, tiles,
+            table, order, rows, counts, visited, neighbors, outputs, count, taps,
             AT_ONCE=min(padded, TAPS_AT_ONCE), TILE=TILE, num_warps=4,
         )  # fmt: skip
-    return Tiles(rows, counts, visited, neighbors, visit_of)
+    return Tiles(rows, counts, visited, neighbors)
 
 
-def _make_visits(tiles):
-    taps, count = tiles.visit_of.shape
-    counts = torch.empty(taps, dtype=torch.int32, device=tiles.rows.device)
-    by_tap, numbers = torch.empty_like(tiles.visit_of), torch.empty_like(tiles.visit_of)
-    if taps:
-        block = min(triton.next_power_of_2(max(count, 16)), 4096)
-        _visits_kernel[(taps,)](tiles.visit_of, counts, by_tap, numbers, count, BLOCK=block, num_warps=8)
-    return Visits(counts, by_tap, numbers)
+def _make_pairs(table, count):
+    taps, outputs = table.shape
+    block = _gpu.block(1024, interpreted=4096)
+    while triton.cdiv(outputs, block) > MOST_BLOCKS:
+        block *= 2
+    blocks = triton.cdiv(outputs, block)
+    found = torch.empty(taps, blocks, dtype=torch.int32, device=table.device)
+    counts = torch.empty(taps, dtype=torch.int32, device=table.device)
+    inputs, rows = torch.empty_like(table), torch.empty_like(table)
+    if taps and outputs:
+        grid = (taps * blocks,)
+        _count_kernel[grid](table, found, outputs, count, blocks, BLOCK=block, num_warps=4)
+        _pack_kernel[grid](
+            table, found, counts, inputs, rows, outputs, count, blocks, BLOCK=block,
+            BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
+        )  # fmt: skip
+    return Pairs(counts, inputs, rows)
 
 
 @_gpu.kernel
@@ -124,7 +134,7 @@ def _key_kernel(
 
 @_gpu.kernel
 def _tile_kernel(
-    table, order, rows, counts, taps_of, neighbors, visit_of, outputs, count, taps, tiles,
+    table, order, rows, counts, taps_of, neighbors, outputs, count, taps,
     AT_ONCE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
@@ -145,21 +155,29 @@ def _tile_kernel(
         visit = tile * taps + number
         tl.store(taps_of + visit, tap, mask=some)
         tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
-        tl.store(visit_of + tap.to(tl.int64) * tiles + tile, tl.where(some, number, -1), mask=tap < taps)
         visits += tl.sum(some.to(tl.int32), 0)
     tl.store(counts + tile, visits)
 
 
 @_gpu.kernel
-def _visits_kernel(visit_of, counts, tiles_by_tap, numbers, tiles, BLOCK: tl.constexpr):
-    tap = tl.program_id(0).to(tl.int64)
-    found = tl.zeros([], tl.int32)
-    for first in range(0, tiles, BLOCK):
-        tile = first + tl.arange(0, BLOCK)
-        number = tl.load(visit_of + tap * tiles + tile, mask=tile < tiles, other=-1)
-        has = number >= 0
-        place = tap * tiles + found + tl.cumsum(has.to(tl.int32), 0) - 1
-        tl.store(tiles_by_tap + place, tile, mask=has)
-        tl.store(numbers + place, number, mask=has)
-        found += tl.sum(has.to(tl.int32), 0)
-    tl.store(counts + tap, found)
+def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
+    tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    tl.store(found + tl.program_id(0), tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
+
+
+@_gpu.kernel
+def _pack_kernel(table, found, counts, inputs, rows, outputs, count, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    every = tl.arange(0, BLOCKS)
+    number = tl.load(found + tap * blocks + every, mask=every < blocks, other=0)
+    before = tl.sum(tl.where(every < block, number, 0), 0)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    has = (met >= 0) & (met < count)
+    place = tap * outputs + before + tl.cumsum(has.to(tl.int32), 0) - 1
+    tl.store(inputs + place, met, mask=has)
+    tl.store(rows + place, row, mask=has)
+    if block == 0:
+        tl.store(counts + tap, tl.sum(number, 0))
