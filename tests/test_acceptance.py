@@ -208,6 +208,28 @@ def test_correct_kernels_pass_a_hundred_seeds_in_a_row(operator: str) -> None:
         assert result.passed, (seed, dtype, result.failures)
 
 
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_one_wrong_value_in_any_output_of_any_operator_is_caught(operator: str) -> None:
+    op = OPERATORS[operator]
+    sample = next(s for s in _sample.all_samples() if s.operator == operator and s.scale == "general")
+    for dtype in [d for d in sample.dtypes if d != torch.bfloat16]:
+        args = sample.make(dtype)
+        own, wide = runner.references(op, args)
+        right = [t.clone() for t in _sample.tensors_of(op(*args))]
+        assert all(j.passed for j in judge(right, own, wide, _sample.standard_of(op)))
+        for i, output in enumerate(right):
+            if output.numel() == 0:
+                continue
+            wrong = output.clone()
+            at = int(wrong.double().abs().argmax())
+            if wrong.is_floating_point():
+                wrong.view(-1)[at] = wrong.view(-1)[at] * 1.05 or 1.0
+            else:
+                wrong.view(-1)[at] = not wrong.view(-1)[at] if wrong.dtype == torch.bool else wrong.view(-1)[at] - 1
+            found = judge([*right[:i], wrong, *right[i + 1 :]], own, wide, _sample.standard_of(op))
+            assert [j.passed for j in found] == [j != i for j in range(len(right))], (dtype, i)
+
+
 def test_other_seeds_are_other_inputs_and_the_generator_comes_back() -> None:
     first, second, third = (runner.tasks(["points_in_boxes"], quick=True, seed=s)[1].make()[0] for s in (0, 0, 5))
     assert torch.equal(first, second)
