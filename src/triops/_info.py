@@ -48,6 +48,13 @@ def cache_directory() -> str:
     return cache_directory() or "none writable: kernels are compiled anew in every process"
 
 
+def dropin() -> list[str]:
+    """Whether extension modules of other libraries are supplied, and whose `mmcv._ext` is in use."""
+    from triops.compat import _startup
+
+    return _startup.status()
+
+
 def remedies() -> list[str]:
     """One line for each thing that is missing and matters here."""
     found = []

@@ -1,4 +1,4 @@
-"""The command line: `triops info | demo | check | replay | bench | warmup`."""
+"""The command line: `triops info | demo | check | replay | bench | warmup | activate | deactivate`."""
 
 from __future__ import annotations
 
@@ -119,8 +119,27 @@ def info() -> None:
     console.print(table)
     console.print("CPU threads: plain Python threads over kernels that release the GIL, as many as torch is set to")
     console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
+    console.print("\nextension modules of mmcv and OpenPCDet", style="bold")
+    for line in _info.dropin():
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
     for line in _info.remedies():
         console.print(f"note: {line}", highlight=False)
+
+
+@app.command()
+def activate() -> None:
+    """From now on mmcv and OpenPCDet find their extension modules in triops, where nobody compiled them."""
+    from triops import compat
+
+    console.print(f"wrote {compat.activate()}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def deactivate() -> None:
+    """Undo `triops activate`."""
+    from triops import compat
+
+    console.print("removed" if compat.deactivate() else "was not active")
 
 
 @app.command()

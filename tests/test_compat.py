@@ -1,0 +1,480 @@
+"""Facts about `triops.compat`: when extension modules are supplied, and what their functions do."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import triops
+import triops.compat.mmcv
+import triops.compat.pcdet
+from triops.compat import _finder, _mmcv_sparse, _startup
+
+# Libraries in miniature: they load their extension module as mmcv and OpenPCDet do.
+FAKE = {
+    "mmcv/__init__.py": "",
+    "mmcv/ops/__init__.py": "from mmcv.ops.points_in_boxes import points_in_boxes_all, points_in_boxes_part\n",
+    "mmcv/ops/points_in_boxes.py": """
+import importlib
+
+ext_module = importlib.import_module("mmcv._ext")
+assert hasattr(ext_module, "points_in_boxes_part_forward") and hasattr(ext_module, "an_operator_of_the_future")
+
+
+def points_in_boxes_part(points, boxes):
+    "mmcv's own words"
+    raise RuntimeError("needs a CUDA device")
+
+
+def points_in_boxes_all(points, boxes):
+    raise RuntimeError("needs a CUDA device")
+""",
+    "pcdet/__init__.py": "",
+    "pcdet/ops/__init__.py": "",
+    "pcdet/ops/roiaware_pool3d/__init__.py": "",
+    "pcdet/ops/roiaware_pool3d/utils.py": "from . import roiaware_pool3d_cuda\n",
+    "pcdet/ops/iou3d_nms/__init__.py": "",
+    "pcdet/ops/iou3d_nms/utils.py": "from . import iou3d_nms_cuda\n",
+}
+COMPILED = "def an_operator_of_the_future(): pass\ndef points_in_boxes_part_forward(): pass\n"
+
+BOX = torch.tensor([[0.0, 0.0, 0.0, 4.0, 2.0, 2.0, 0.0]])  # for mmcv it stands on z = 0
+POINTS = torch.tensor([[0.0, 0.0, 1.5], [0.0, 0.0, -0.5], [1.5, 0.5, 1.0]])
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    """A folder with the libraries in miniature, first on the path, and nothing supplied yet."""
+    write(tmp_path, FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    _finder.uninstall()
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in ("mmcv", "pcdet")}
+    yield tmp_path
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("mmcv", "pcdet")]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def ext():
+    return triops.compat.mmcv.extension("mmcv._ext")
+
+
+def run(code: str, **options) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# activation
+
+
+def test_importing_triops_alone_changes_nothing():
+    code = """
+import sys
+import triops, triops.compat
+ours = [f for f in sys.meta_path if type(f).__module__.startswith("triops")]
+print(ours)
+"""
+    assert run(code) == "[]"
+
+
+def test_without_activation_there_is_no_extension_module(libraries):
+    with pytest.raises(ModuleNotFoundError, match="_ext"):
+        importlib.import_module("mmcv.ops")
+
+
+def test_activation_supplies_the_extension_module_and_the_two_wrappers(libraries):
+    _finder.install("mmcv")
+    ops = importlib.import_module("mmcv.ops")
+    ext_module = sys.modules["mmcv._ext"]
+    assert ext_module.__spec__.loader is not None
+    assert importlib.util.find_spec("mmcv._ext") is not None
+    assert _finder.is_ours(ext_module)
+    assert ops.points_in_boxes_part.__doc__ == "mmcv's own words"
+    assert ops.points_in_boxes_part(points=POINTS[None], boxes=BOX[None]).tolist() == [[0, -1, 0]]
+    held = ops.points_in_boxes_all(points=POINTS[None], boxes=BOX[None])
+    assert held.dtype == torch.int32
+    assert held.tolist() == [[[1], [0], [1]]]
+
+
+def test_activating_twice_is_activating_once(libraries):
+    _finder.install("mmcv")
+    _finder.install("mmcv", "pcdet")
+    finders = [f for f in sys.meta_path if isinstance(f, _finder.ExtensionFinder | _finder.WrapperFinder)]
+    assert len(finders) == 2
+
+
+def test_a_compiled_extension_module_wins_and_keeps_its_wrappers(libraries):
+    write(libraries, {"mmcv/_ext.py": COMPILED})
+    _finder.install("mmcv")
+    ops = importlib.import_module("mmcv.ops")
+    assert sys.modules["mmcv._ext"].__file__ == str(libraries / "mmcv/_ext.py")
+    with pytest.raises(RuntimeError, match="CUDA"):
+        ops.points_in_boxes_part(POINTS[None], BOX[None])
+
+
+def test_a_finder_that_came_later_wins_too(libraries):
+    _finder.install("mmcv")
+    spec = importlib.machinery.ModuleSpec("mmcv._ext", _finder.ExtensionLoader(), origin="somebody else")
+
+    class Late:
+        def find_spec(self, fullname, path, target=None):
+            return spec if fullname == "mmcv._ext" else None
+
+    sys.meta_path.append(Late())
+    assert importlib.import_module("mmcv._ext").__spec__.origin == "somebody else"
+
+
+def test_only_the_libraries_asked_for_are_supplied(libraries):
+    _finder.install("pcdet")
+    with pytest.raises(ModuleNotFoundError, match="_ext"):
+        importlib.import_module("mmcv.ops")
+
+
+def test_activation_at_start_imports_nothing_until_it_is_needed(libraries):
+    site = libraries / "site"
+    site.mkdir()
+    line = triops.compat.activate(site).read_text()
+    assert line.count("\n") == 1
+    code = f"""
+import site, sys
+sys.path.insert(0, {str(libraries)!r})
+site.addsitedir({str(site)!r})
+assert "torch" not in sys.modules and "triops" not in sys.modules
+import mmcv.ops, mmcv._ext
+from triops.compat import _finder
+assert _finder.is_ours(mmcv._ext) and _finder.installed().libraries == {{"mmcv", "pcdet"}}
+import triops.compat.mmcv
+print(sum(type(f).__name__ == "ExtensionFinder" for f in sys.meta_path), mmcv.ops.points_in_boxes_part.__doc__)
+"""
+    assert run(code) == "1 mmcv's own words"
+    assert triops.compat.deactivate(site)
+    assert not triops.compat.deactivate(site)
+    assert [*site.iterdir()] == []
+
+
+def test_a_start_up_file_that_outlives_triops_does_nothing(tmp_path):
+    line = _startup.LINE.format(path=str(tmp_path / "gone" / "_finder.py"), name="triops.compat._finder")
+    (tmp_path / _startup.FILE).write_text(line)
+    assert run(f"import site; site.addsitedir({str(tmp_path)!r}); print('quiet')") == "quiet"
+
+
+def test_info_says_whose_extension_module_is_in_use(libraries):
+    assert "Remedy" in _startup.status()[-1]
+    _finder.install("mmcv")
+    assert _startup.status()[0] == "supplied in this process: mmcv"
+    assert _startup.status()[-1] == "mmcv._ext: of triops"
+    write(libraries, {"mmcv/_ext.py": COMPILED})
+    importlib.invalidate_caches()
+    assert str(libraries) in _startup.status()[-1]
+
+
+# the extension module of mmcv
+
+
+def test_a_name_that_triops_does_not_have_raises_when_it_is_called(ext):
+    assert callable(ext.nms_rotated)
+    with pytest.raises(NotImplementedError, match="nms_rotated"):
+        ext.nms_rotated(torch.zeros(1, 5), iou_threshold=0.5)
+    assert not hasattr(ext, "__path__")
+    assert not hasattr(ext, "_private")
+
+
+def test_versions_are_strings(ext):
+    assert isinstance(ext.get_compiler_version(), str)
+    assert isinstance(ext.get_compiling_cuda_version(), str)
+
+
+def test_points_in_boxes_counts_z_from_the_bottom_and_fills_what_it_is_given(ext):
+    one, part, every = torch.zeros(1, 3).int(), torch.full((1, 3), -1).int(), torch.zeros(1, 3, 1).int()
+    ext.points_in_boxes_cpu_forward(BOX, POINTS, one)
+    ext.points_in_boxes_part_forward(BOX[None], POINTS[None], part)
+    ext.points_in_boxes_all_forward(BOX[None], POINTS[None], every)
+    assert one.tolist() == [[1, 0, 1]]
+    assert part.tolist() == [[0, -1, 0]]
+    assert every.tolist() == [[[1], [0], [1]]]
+
+
+def test_bbox_overlaps_takes_the_mode_as_a_number(ext):
+    first, second = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[0.0, 0, 10, 20], [20, 20, 30, 30]])
+    iou, iof = torch.zeros(1, 2), torch.zeros(1, 2)
+    ext.bbox_overlaps(first, second, iou, mode=0, aligned=False, offset=0)
+    ext.bbox_overlaps(first, second, iof, mode=1, aligned=False, offset=0)
+    assert iou.tolist() == [[0.5, 0.0]]
+    assert iof.tolist() == [[1.0, 0.0]]
+
+
+def test_no_aligned_boxes_fill_a_column_of_none(ext):
+    column = torch.zeros(0, 1)
+    ext.bbox_overlaps(torch.zeros(0, 4), torch.zeros(0, 4), column, mode=0, aligned=True, offset=0)
+    assert column.shape == (0, 1)
+
+
+def test_border_align_fills_its_outputs_and_adds_its_gradient(ext):
+    ramp = torch.arange(12.0).view(1, 1, 3, 4).repeat(1, 4, 1, 1)
+    boxes = torch.tensor([[[0.0, 0.0, 2.0, 1.0]]])
+    output, argmax = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4).int()
+    ext.border_align_forward(ramp, boxes, output, argmax, pool_size=1)
+    assert output.flatten().tolist() == [2, 4, 6, 6]
+    assert argmax.flatten().tolist() == [1, 1, 0, 0]
+    grad = torch.ones_like(ramp)
+    ext.border_align_backward(torch.ones_like(output), boxes, argmax, grad, pool_size=1)
+    assert torch.equal(grad, 1 + triops.border_align_backward(torch.ones_like(output), boxes, argmax, ramp.shape, 1))
+
+
+@pytest.mark.parametrize("mode", ["max", "avg"])
+def test_roiaware_pool3d_fills_its_outputs_and_a_mean_leaves_argmax_alone(ext, mode):
+    features = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    pooled, argmax, lists = (
+        torch.zeros(1, 2, 1, 1, 1),
+        torch.zeros(1, 2, 1, 1, 1).int(),
+        torch.zeros(1, 2, 1, 1, 4).int(),
+    )
+    method = ["max", "avg"].index(mode)
+    ext.roiaware_pool3d_forward(BOX, POINTS, features, argmax, lists, pooled, pool_method=method)
+    assert not pooled.requires_grad
+    # the point at x = 0 is in the second half too
+    assert pooled.flatten().tolist() == ([0, 3] if mode == "max" else [0, 2])
+    assert argmax.flatten().tolist() == ([-1, 2] if mode == "max" else [0, 0])
+    assert lists[0, 1, 0, 0].tolist() == [2, 0, 2, 0]
+    grad = torch.zeros(3, 1)
+    ext.roiaware_pool3d_backward(lists, argmax, torch.ones(1, 2, 1, 1, 1), grad, pool_method=method)
+    assert grad.flatten().tolist() == ([0, 0, 1] if mode == "max" else [0.5, 0, 0.5])
+
+
+# sparse convolutions: against dense ones, which know nothing of pairs
+
+SHAPE = [5, 6, 7]
+
+
+def sites(count: int = 40) -> Tensor:
+    flat = torch.randperm(2 * 5 * 6 * 7, generator=torch.Generator().manual_seed(1))[:count]
+    return torch.stack(torch.unravel_index(flat, (2, *SHAPE)), 1).int()
+
+
+def dense(features: Tensor, indices: Tensor, shape) -> Tensor:
+    """[N, C] at their sites -> [B, C, *shape]."""
+    grid = features.new_zeros(2, *shape, features.shape[1])
+    return grid.index_put(tuple(indices.long().t()), features).movedim(-1, 1)
+
+
+def at_sites(grid: Tensor, indices: Tensor) -> Tensor:
+    return grid.movedim(1, -1)[tuple(indices.long().t())]
+
+
+def pairs(ext, indices, out_shape, kernel, stride, padding, subm=0, transpose=0, name="get_indice_pairs_3d_forward"):
+    triple = [[n] * 3 for n in (kernel, stride, padding, 1, 0)]
+    grid = [torch.empty(0)] if name.endswith("backward") else []
+    return getattr(ext, name)(indices, *grid, 2, out_shape, SHAPE, *triple, subm, transpose)
+
+
+CONVOLUTIONS = {  # stride, padding, subm, transpose, output grid
+    "submanifold": (1, 1, 1, 0, SHAPE),
+    "sparse": (2, 1, 0, 0, [3, 3, 4]),
+    "transposed": (2, 1, 0, 1, [9, 11, 13]),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions_and_their_gradients_are_those_of_dense_grids(ext, kind):
+    stride, padding, subm, transpose, out_shape = CONVOLUTIONS[kind]
+    indices = sites()
+    out_indices, indice_pairs, num = pairs(ext, indices, out_shape, 3, stride, padding, subm, transpose)
+    features = torch.randn(len(indices), 3, dtype=torch.float64, requires_grad=True)
+    filters = torch.randn(3, 3, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    grid = dense(features, indices, SHAPE)
+    if transpose:
+        image = functional.conv_transpose3d(grid, filters.permute(3, 4, 0, 1, 2), stride=stride, padding=padding)
+    else:
+        image = functional.conv3d(grid, filters.permute(4, 3, 0, 1, 2), stride=stride, padding=padding)
+    expected = at_sites(image, out_indices)
+    out = ext.indice_conv_forward(features, filters, indice_pairs, num, len(out_indices), 0, subm)
+    assert not out.requires_grad
+    torch.testing.assert_close(out, expected)
+    bias = torch.randn(4, dtype=torch.float64)
+    fused = ext.fused_indice_conv_forward(features, filters, bias, indice_pairs, num, len(out_indices), 0, subm)
+    torch.testing.assert_close(fused, expected + bias)
+
+    grad = torch.randn_like(out)
+    got = ext.indice_conv_backward(features, filters, grad, indice_pairs, num, 0, subm)
+    for mine, theirs in zip(got, torch.autograd.grad(expected, (features, filters), grad), strict=True):
+        assert mine.is_contiguous()
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_inverse_convolution_swaps_the_rows_of_the_pairs(ext):
+    indices = sites()
+    out_indices, indice_pairs, num = pairs(ext, indices, [3, 3, 4], 3, 2, 1)
+    filters = torch.randn(3, 3, 3, 2, 4)
+    features = torch.randn(len(out_indices), 2)
+    swapped = indice_pairs.flip(1).contiguous()
+    out = ext.indice_conv_forward(features, filters, indice_pairs, num, len(indices), 1, 0)
+    assert out.shape == (len(indices), 4)
+    torch.testing.assert_close(out, ext.indice_conv_forward(features, filters, swapped, num, len(indices), 0, 0))
+    grad = torch.randn_like(out)
+    got = ext.indice_conv_backward(features, filters, grad, indice_pairs, num, 1, 0)
+    expected = ext.indice_conv_backward(features, filters, grad, swapped, num, 0, 0)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_form_with_a_grid_gives_the_same_pairs(ext):
+    plain = pairs(ext, sites(), [3, 3, 4], 3, 2, 1)
+    with_grid = pairs(ext, sites(), [3, 3, 4], 3, 2, 1, name="get_indice_pairs_3d_backward")
+    for mine, theirs in zip(plain, with_grid, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_output_grid_that_does_not_follow_is_refused(ext):
+    with pytest.raises(ValueError, match=r"outSpatialShape must be \[3, 3, 4\]"):
+        pairs(ext, sites(), [4, 4, 4], 3, 2, 1)
+
+
+def test_max_pooling_starts_at_0_and_shares_the_gradient_among_equals(ext):
+    line = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 5]]).int()
+    axes = [[1, 2], [1, 2], [0, 0], [1, 1], [0, 0]]
+    out_indices, indice_pairs, num = ext.get_indice_pairs_2d_forward(line, 1, [1, 3], [1, 6], *axes, 0, 0)
+    features = torch.tensor([[2.0], [2.0], [-1.0], [3.0], [1.0]])
+    out = ext.indice_maxpool_forward(features, indice_pairs, num, len(out_indices))
+    assert out.flatten().tolist() == [2, 0, 3]
+    grad = ext.indice_maxpool_backward(features, out, torch.tensor([[1.0], [10.0], [100.0]]), indice_pairs, num)
+    assert grad.flatten().tolist() == [1, 1, 0, 100, 0]
+
+
+def test_the_tables_behind_a_list_of_pairs_are_made_once_and_anew_when_it_changes(ext):
+    out_indices, indice_pairs, num = pairs(ext, sites(), [3, 3, 4], 3, 2, 1)
+    counts = (40, len(out_indices))
+    first = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
+    assert _mmcv_sparse.tables(indice_pairs, num, *counts, 0) is first
+    assert _mmcv_sparse.tables(indice_pairs, num, *counts[::-1], 1).gather is first.scatter
+    indice_pairs[:] = indice_pairs.clone()
+    assert _mmcv_sparse.tables(indice_pairs, num, *counts, 0) is not first
+
+
+def test_pairs_work_in_inference_mode(ext):
+    with torch.inference_mode():
+        _, indice_pairs, num = pairs(ext, sites(), SHAPE, 3, 1, 1, subm=1)
+        out = ext.indice_conv_forward(torch.ones(40, 1), torch.ones(3, 3, 3, 1, 1), indice_pairs, num, 40, 0, 1)
+    assert out.sum() == num.sum()
+
+
+def test_a_pair_outside_the_features_is_refused(ext):
+    _, indice_pairs, num = pairs(ext, sites(), SHAPE, 3, 1, 1, subm=1)
+    with pytest.raises(IndexError, match="indicePairs"):
+        ext.indice_conv_forward(torch.ones(39, 1), torch.ones(3, 3, 3, 1, 1), indice_pairs, num, 40, 0, 1)
+
+
+# OpenPCDet
+
+CENTRED = torch.tensor([[0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 0.0]])
+NEAR = torch.tensor([[0.0, 0.0, -0.9], [1.005, 0.0, 0.0], [1.000005, 0.0, 0.0], [1.05, 0.0, 0.0]])
+
+
+def test_openpcdet_has_z_at_the_centre_and_two_margins():
+    on_cpu = triops.compat.pcdet.points_in_boxes_cpu(NEAR, CENTRED)
+    assert on_cpu.dtype == torch.int32
+    assert on_cpu.tolist() == [[1, 1, 1, 0]]
+    assert triops.compat.pcdet.points_in_boxes_gpu(NEAR[None], CENTRED[None]).tolist() == [[0, -1, 0, -1]]
+
+
+def test_openpcdet_answers_arrays_with_arrays():
+    got = triops.compat.pcdet.points_in_boxes_cpu(NEAR.numpy(), CENTRED.numpy().astype(np.float64))
+    assert isinstance(got, np.ndarray)
+    assert got.tolist() == [[1, 1, 1, 0]]
+
+
+def test_openpcdets_pooling_chooses_its_method_when_called():
+    features = torch.tensor([[1.0], [2.0], [3.0], [4.0]], requires_grad=True)
+    pool = triops.compat.pcdet.RoIAwarePool3d(out_size=1, max_pts_each_voxel=8)
+    assert pool(CENTRED, NEAR, features).flatten().tolist() == [3]
+    pool(CENTRED, NEAR, features, pool_method="avg").sum().backward()
+    assert features.grad.flatten().tolist() == [0.5, 0, 0.5, 0]
+
+
+def test_openpcdets_extension_modules_are_supplied(libraries):
+    _finder.install("pcdet")
+    module = importlib.import_module("pcdet.ops.roiaware_pool3d.utils").roiaware_pool3d_cuda
+    first, each = torch.full((1, 4), -1).int(), torch.zeros(1, 4).int()
+    assert module.points_in_boxes_gpu(CENTRED[None], NEAR[None], first) == 1
+    assert module.points_in_boxes_cpu(CENTRED, NEAR, each) == 1
+    assert first.tolist() == [[0, -1, 0, -1]]
+    assert each.tolist() == [[1, 1, 1, 0]]
+    pooled, argmax, lists = (
+        torch.zeros(1, 1, 1, 1, 1),
+        torch.zeros(1, 1, 1, 1, 1).int(),
+        torch.zeros(1, 1, 1, 1, 8).int(),
+    )
+    module.forward(CENTRED, NEAR, torch.arange(4.0)[:, None], argmax, lists, pooled, 0)
+    assert (pooled.item(), argmax.item()) == (2, 2)
+    grad = torch.zeros(4, 1)
+    module.backward(lists, argmax, torch.ones(1, 1, 1, 1, 1), grad, 0)
+    assert grad.flatten().tolist() == [0, 0, 1, 0]
+    missing = importlib.import_module("pcdet.ops.iou3d_nms.utils").iou3d_nms_cuda
+    with pytest.raises(NotImplementedError, match="nms_gpu"):
+        missing.nms_gpu(torch.zeros(1, 7))
+
+
+# the real mmcv-lite, where it is installed
+
+
+@pytest.fixture
+def mmcv_ops():
+    pytest.importorskip("mmcv", reason="mmcv-lite is an extra")
+    if importlib.machinery.PathFinder.find_spec("mmcv._ext", sys.modules["mmcv"].__path__):
+        pytest.skip("this mmcv is compiled")
+    _finder.install("mmcv")
+    return importlib.import_module("mmcv.ops")
+
+
+def test_every_name_that_mmcv_asserts_is_there(mmcv_ops):
+    code = """
+import triops.compat.mmcv
+from mmcv.utils import ext_loader
+names, load = set(), ext_loader.load_ext
+ext_loader.load_ext = lambda name, functions: (names.update(functions), load(name, functions))[1]
+import mmcv.ops
+print(len(names))
+"""
+    assert run(code) == "112"
+
+
+def test_mmcvs_sparse_layers_train(mmcv_ops):
+    layers = mmcv_ops.SparseSequential(
+        mmcv_ops.SubMConv3d(4, 8, 3, indice_key="a"),
+        mmcv_ops.SubMConv3d(8, 8, 3, indice_key="a"),
+        mmcv_ops.SparseConv3d(8, 8, 3, stride=2, padding=1, indice_key="b"),
+        mmcv_ops.SparseMaxPool3d(2, stride=1),
+    )
+    back = mmcv_ops.SparseInverseConv3d(8, 2, 3, indice_key="b")
+    features = torch.randn(40, 4, requires_grad=True)
+    tensor = mmcv_ops.SparseConvTensor(features, sites(), SHAPE, 2)
+    layers(tensor).dense().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layers.parameters())
+    assert features.grad.abs().sum() > 0
+    assert back(layers[2](layers[1](layers[0](tensor)))).features.shape == (40, 2)
+
+
+def test_mmcvs_layers_share_the_tables_of_one_indice_key(mmcv_ops):
+    made = []
+    original = _mmcv_sparse._make_tables
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_mmcv_sparse, "_make_tables", lambda *args: made.append(1) or original(*args))
+        layers = mmcv_ops.SparseSequential(*(mmcv_ops.SubMConv3d(4, 4, 3, indice_key="a") for _ in range(3)))
+        layers(mmcv_ops.SparseConvTensor(torch.randn(40, 4), sites(), SHAPE, 2)).features.sum().backward()
+    assert len(made) == 1
