@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._check import FLOATS
-from triops._sample import BadCall, Sample, Work, bytes_of
+from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -213,6 +213,11 @@ def _bad_calls() -> list[BadCall]:
 
 
 BAD_CALLS = _bad_calls()
+
+_GATHERS = "rows are gathered in no order, once for every neighbour, and products are small at few channels"
+STANDARD = {
+    name: Standard(arithmetic="matrix", why_slower=_GATHERS) for name in ("sparse_conv", "sparse_conv_backward_weight")
+}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

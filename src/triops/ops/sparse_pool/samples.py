@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._check import FLOATS
-from triops._sample import BadCall, Sample, Work, bytes_of
+from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.sparse_conv.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold
 from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool
@@ -108,6 +108,9 @@ def _bad_calls() -> list[BadCall]:
 
 
 BAD_CALLS = _bad_calls()
+
+_TABLE = "the whole table is walked for the few entries that meet, and rows are gathered in no order"
+STANDARD = {name: Standard(why_slower=_TABLE) for name in _OPERATORS}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
