@@ -1,18 +1,21 @@
 """Import hooks that supply extension modules which nothing else supplies.
 
-Only the standard library is used here, and triops is imported when an extension module is: after `triops activate`
-every start of Python runs this file, which must cost nothing to programs that import neither mmcv nor pcdet.
+After `triops activate` every start of Python runs this file, which must cost next to nothing to programs that import
+neither mmcv nor pcdet. So triops is imported when an extension module is, and of the standard library only what every
+start has loaded anyway: no `typing`, no `importlib.abc`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
 
 # The two functions in it ask for the current CUDA device before they look at their tensors.
 CUDA_ONLY = "mmcv.ops.points_in_boxes"
@@ -28,7 +31,7 @@ def face(fullname: str) -> str | None:
     return None
 
 
-class ExtensionLoader(Loader):
+class ExtensionLoader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module: ModuleType = import_module(str(face(spec.name))).extension(spec.name)
         return module
@@ -37,7 +40,7 @@ class ExtensionLoader(Loader):
         """The module is complete as created."""
 
 
-class ExtensionFinder(MetaPathFinder):
+class ExtensionFinder:
     """Stands last in `sys.meta_path`, so that a compiled module, which the others find, wins."""
 
     def __init__(self) -> None:
@@ -51,7 +54,7 @@ class ExtensionFinder(MetaPathFinder):
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # came after us, and may know better
             if finder.find_spec(fullname, path, target) is not None:
                 return None
-        return ModuleSpec(fullname, ExtensionLoader(), origin="triops")
+        return ModuleSpec(fullname, ExtensionLoader(), origin="triops")  # type: ignore[arg-type]  # the old protocol
 
 
 class WrapperLoader(SourceFileLoader):
@@ -62,7 +65,7 @@ class WrapperLoader(SourceFileLoader):
             import_module("triops.compat.mmcv").replace_wrappers(module)
 
 
-class WrapperFinder(MetaPathFinder):
+class WrapperFinder:
     """Stands first in `sys.meta_path`: has the wrappers replaced as soon as their module is executed."""
 
     def find_spec(
