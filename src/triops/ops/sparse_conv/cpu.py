@@ -6,6 +6,7 @@ lie, so that the last step writes every output once, in the order of the offsets
 with any number of threads, and nothing to clear or to lock.
 """
 
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -17,84 +18,100 @@ from triops.ops.sparse_conv.plans import cached
 from triops.ops.sparse_conv.reference import compute_dtype, refuse_rows_outside
 
 BLOCK_BYTES = 4 << 20  # of gathered rows and products: what a block may keep in cache
+PARTS = 8  # of a weight gradient: the most threads that can share it
 PAIRS_PER_ROW = 4  # as LiDAR has them; only a guess to size the blocks by
 
 
 def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
-    (outputs, taps), channels_in, channels_out = (gather.shape[1], gather.shape[0]), features.shape[1], weight.shape[0]
-    out = torch.empty(outputs, channels_out, dtype=features.dtype)
     wide = compute_dtype(features.dtype)
-    plan = _plan("sparse_conv", gather, features.shape[0], _block_rows(channels_in + channels_out))
-    source, target = as_bits(features), as_bits(out)
+    out = torch.empty(gather.shape[1], weight.shape[0], dtype=features.dtype)
+    plan = _plan("sparse_conv", gather, features.shape[0], _block_rows(features.shape[1] + weight.shape[0]))
     rows = features.detach().contiguous()
-    taken_as_it_lies = rows.dtype == wide
     weights = weight.detach().to(wide).permute(1, 2, 0).unbind(0)  # [Cin, Cout] each
-    gathered = torch.empty(plan.largest, channels_in, dtype=wide)
-    products = torch.empty(plan.largest, channels_out, dtype=wide)
-    gathered_array, products_array = gathered.numpy(), products.numpy()
-    bias_array = as_numpy(torch.zeros(channels_out, dtype=wide) if bias is None else bias.to(wide))
-
-    for block in range(plan.blocks):
-        segments = plan.bounds[block * taps : (block + 1) * taps + 1]
-        first = segments[0]
-        run(
-            _gather, taps, _few(taps, segments[-1] - first, channels_in), block * taps, plan.starts, plan.inputs,
-            plan.consecutive, taken_as_it_lies, source, gathered_array,
-        )  # fmt: skip
-        for k in range(taps):
-            begin, end = segments[k], segments[k + 1]
-            if begin < end:
-                if taken_as_it_lies and plan.consecutive[block * taps + k]:
-                    row = plan.inputs[begin]
-                    block_rows = rows[row : row + end - begin]
-                else:
-                    block_rows = gathered[begin - first : end - first]
-                tap = weights[taps - 1 - k if flip else k]
-                torch.mm(block_rows, tap, out=products[begin - first : end - first])
-        begin, end = block * plan.block, min((block + 1) * plan.block, outputs)
-        run(
-            _sum, end - begin, max(1, 100_000 // max(channels_out, 1)), begin, first, plan.row_starts, plan.places,
-            products_array, bias_array, target,
-        )  # fmt: skip
+    bias = torch.zeros(weight.shape[0], dtype=wide) if bias is None else bias.to(wide)
+    threads = torch.get_num_threads()
+    run(_forward, plan.blocks, 1, threads, plan, rows, weights[::-1] if flip else weights, as_numpy(bias), as_bits(out))
     return out
 
 
+def _forward(begin, end, threads, plan, rows, weights, bias, target):
+    """The outputs of blocks [begin, end)."""
+    wide, taps = compute_dtype(rows.dtype), len(weights)
+    gathered = torch.empty(plan.largest, rows.shape[1], dtype=wide)
+    products = torch.empty(plan.largest, target.shape[1], dtype=wide)
+    source, gathered_array, products_array = as_bits(rows), gathered.numpy(), products.numpy()
+    as_it_lies = rows.dtype == wide
+    with _one_thread(threads):
+        for block in range(begin, end):
+            bounds = plan.bounds[block * taps : (block + 1) * taps + 1]
+            first = bounds[0]
+            for k in range(taps):
+                start, stop = bounds[k], bounds[k + 1]
+                if start < stop:
+                    here = slice(start - first, stop - first)
+                    if as_it_lies and plan.consecutive[block * taps + k]:
+                        row = plan.inputs[start]
+                        taken = rows[row : row + stop - start]
+                    else:
+                        _gather(start, stop, first, plan.inputs, source, gathered_array)
+                        taken = gathered[here]
+                    torch.mm(taken, weights[k], out=products[here])
+            origin, last = block * plan.block, min((block + 1) * plan.block, target.shape[0])
+            _sum(origin, last, first, plan.row_starts, plan.places, products_array, bias, target)
+
+
 def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip):
-    taps, channels_in, channels_out = gather.shape[0], features.shape[1], grad_output.shape[1]
-    wide = compute_dtype(features.dtype)
-    plan = _plan("sparse_conv_backward_weight", gather, features.shape[0], _block_rows(channels_in + channels_out))
-    grad = torch.zeros(channels_out, taps, channels_in, dtype=wide)
-    source, given = as_bits(features), as_bits(grad_output)
-    rows, grad_rows = features.detach().contiguous(), grad_output.detach().contiguous()
-    taken_as_it_lies = rows.dtype == wide
-    gathered = torch.empty(plan.largest, channels_in, dtype=wide)
-    gathered_grad = torch.empty(plan.largest, channels_out, dtype=wide)
-    gathered_array, gathered_grad_array = gathered.numpy(), gathered_grad.numpy()
-    for block in range(plan.blocks):
-        segments = plan.bounds[block * taps : (block + 1) * taps + 1]
-        first = segments[0]
-        pairs = segments[-1] - first
-        run(
-            _gather, taps, _few(taps, pairs, channels_in), block * taps, plan.starts, plan.inputs, plan.consecutive,
-            taken_as_it_lies, source, gathered_array,
-        )  # fmt: skip
-        run(
-            _gather, taps, _few(taps, pairs, channels_out), block * taps, plan.starts, plan.outputs, plan.whole,
-            taken_as_it_lies, given, gathered_grad_array,
-        )  # fmt: skip
-        for k in range(taps):
-            begin, end = segments[k], segments[k + 1]
-            if begin < end:
-                here = slice(begin - first, end - first)
-                left, right = gathered_grad[here], gathered[here]
-                if taken_as_it_lies and plan.whole[block * taps + k]:
-                    row = plan.outputs[begin]
-                    left = grad_rows[row : row + end - begin]
-                if taken_as_it_lies and plan.consecutive[block * taps + k]:
-                    row = plan.inputs[begin]
-                    right = rows[row : row + end - begin]
-                grad[:, taps - 1 - k if flip else k].addmm_(left.t(), right)
-    return grad.to(features.dtype)
+    wide, taps = compute_dtype(features.dtype), gather.shape[0]
+    channels = features.shape[1] + grad_output.shape[1]
+    plan = _plan("sparse_conv_backward_weight", gather, features.shape[0], _block_rows(channels))
+    given, rows = grad_output.detach().contiguous(), features.detach().contiguous()
+    # As many parts whatever the number of threads, so that the sum does not hang on it.
+    parts = torch.zeros(min(PARTS, plan.blocks), given.shape[1], taps, rows.shape[1], dtype=wide)
+    run(_backward_weight, len(parts), 1, torch.get_num_threads(), plan, rows, given, parts, flip)
+    return parts.sum(0).to(features.dtype)
+
+
+def _backward_weight(begin, end, threads, plan, rows, given, parts, flip):
+    """Parts [begin, end) of the gradient, each the sum over its share of the blocks."""
+    taps, wide = parts.shape[2], parts.dtype
+    left = torch.empty(plan.block, given.shape[1], dtype=wide)
+    right = torch.empty(plan.block, rows.shape[1], dtype=wide)
+    given_array, rows_array, left_array, right_array = as_bits(given), as_bits(rows), left.numpy(), right.numpy()
+    as_it_lies = rows.dtype == wide
+    with _one_thread(threads):
+        for part in range(begin, end):
+            grads = parts[part].unbind(1)
+            for block in range(part, plan.blocks, len(parts)):
+                for k in range(taps):
+                    segment = block * taps + k
+                    start, stop = plan.bounds[segment], plan.bounds[segment + 1]
+                    if start == stop:
+                        continue
+                    if as_it_lies and plan.whole[segment]:
+                        row = plan.outputs[start]
+                        outer = given[row : row + stop - start]
+                    else:
+                        _gather(start, stop, start, plan.outputs, given_array, left_array)
+                        outer = left[: stop - start]
+                    if as_it_lies and plan.consecutive[segment]:
+                        row = plan.inputs[start]
+                        inner = rows[row : row + stop - start]
+                    else:
+                        _gather(start, stop, start, plan.inputs, rows_array, right_array)
+                        inner = right[: stop - start]
+                    grads[taps - 1 - k if flip else k].addmm_(outer.t(), inner)
+
+
+@contextmanager
+def _one_thread(threads):
+    """Products on this thread alone: the blocks are what is shared out. A product that wakes a team of threads
+    takes longer than it saves, and its bits would hang on their number. torch's setting is one of each thread;
+    `threads` is the caller's, for new threads start from the last one set."""
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Plan(NamedTuple):
@@ -143,11 +160,6 @@ def _block_rows(channels):
     """A power of two: layers of like width then share a plan."""
     rows = BLOCK_BYTES // (4 * PAIRS_PER_ROW * max(channels, 1))
     return 1 << max(rows, 256).bit_length() - 1
-
-
-def _few(taps, pairs, channels):
-    """The fewest offsets worth a thread of their own, when the pairs of a block spread evenly over them."""
-    return max(1, taps * 100_000 // max(pairs * channels, 1))
 
 
 @jit
@@ -204,22 +216,19 @@ def _fill(begin, end, block, table, starts, inputs, outputs, consecutive, whole,
 
 
 @jit
-def _gather(begin, end, segment, starts, rows, skippable, skip, source, gathered):
-    """Rows of the pairs of offsets [begin, end), widened; a segment that multiplies as it lies needs none."""
-    base = starts[segment]
-    for k in range(segment + begin, segment + end):
-        if not (skip and skippable[k]):
-            for p in range(starts[k], starts[k + 1]):
-                row = rows[p]
-                for c in range(source.shape[1]):
-                    gathered[p - base, c] = widen(source[row, c])
+def _gather(start, stop, base, rows, source, gathered):
+    """The rows of pairs [start, stop), widened, at their place behind the pair `base`."""
+    for p in range(start, stop):
+        row = rows[p]
+        for c in range(source.shape[1]):
+            gathered[p - base, c] = widen(source[row, c])
 
 
 @jit
-def _sum(begin, end, origin, base, row_starts, places, products, bias, target):
+def _sum(begin, end, base, row_starts, places, products, bias, target):
     channels = target.shape[1]
     total = np.empty(channels, products.dtype)
-    for o in range(origin + begin, origin + end):
+    for o in range(begin, end):
         for c in range(channels):
             total[c] = bias[c]
         for j in range(row_starts[o], row_starts[o + 1]):
