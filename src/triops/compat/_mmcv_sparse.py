@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import triops
 from triops import _check
+from triops.ops.get_indice_pairs import sparse_neighbors, submanifold_neighbors
 
 Ints = Sequence[int]
 operators = torch.ops.triops
@@ -39,7 +40,14 @@ def get_indice_pairs_forward(
             f"get_indice_pairs_{axes}d: outSpatialShape must be {list(grid)} for these parameters, "
             f"got {list(outSpatialShape)}"
         )
-    return list(triops.get_indice_pairs(indices, batchSize, shape, kernel, step, pad, gap, extra, subm, transpose))
+    geometry = (indices, batchSize, shape, kernel)
+    made = triops.get_indice_pairs(*geometry, step, pad, gap, extra, subm, transpose)
+    if subm:
+        gather = submanifold_neighbors(*geometry, gap)
+        remember(made[1], Tables(gather, gather.flip(0)))
+    else:
+        remember(made[1], Tables(*sparse_neighbors(*geometry, step, pad, gap, extra, transpose)[1:]))
+    return list(made)
 
 
 def get_indice_pairs_backward(indices: Tensor, gridOut: Tensor, *args: Any, axes: int, **kwargs: Any) -> list[Tensor]:
@@ -51,44 +59,61 @@ class Tables(NamedTuple):
     gather: Tensor  # int32 [K, outputs]: the input row, or -1
     scatter: Tensor  # int32 [K, inputs]: the output row, or -1
 
+    @property
+    def outputs(self) -> int:
+        return self.gather.shape[1]
 
-# All layers that share an indice_key, and their backward passes, hand in the same tensor of pairs.
+    @property
+    def inputs(self) -> int:
+        return self.scatter.shape[1]
+
+
+# The tables behind a list of pairs. Convolutions read these; the list itself is read only where it came from elsewhere.
+# All layers that share an indice_key, and their backward passes, hand in the same tensor.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def remember(indice_pairs: Tensor, made: Tables) -> Tables:
+    _known[indice_pairs] = (_version(indice_pairs), made)
+    return made
 
 
 def tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int, inverse: int) -> Tables:
     """The neighbour tables behind a list of pairs; an inverse convolution swaps inputs and outputs."""
     if inverse:
         return Tables(*reversed(tables(indice_pairs, indice_num, outputs, inputs, 0)))
-    version = 0 if indice_pairs.is_inference() else indice_pairs._version  # so that a changed list is read anew
-    key = (version, inputs, outputs)
-    known = _known.get(indice_pairs)
-    if known is None or known[0] != key:
-        _known[indice_pairs] = known = (key, _make_tables(indice_pairs, indice_num, inputs, outputs))
-    found: Tables = known[1]
-    return found
+    version, found = _known.get(indice_pairs, (None, None))
+    if found is None or (version, found.outputs, found.inputs) != (_version(indice_pairs), outputs, inputs):
+        found = remember(indice_pairs, _make_tables(indice_pairs, indice_num, inputs, outputs))
+    made: Tables = found
+    return made
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes when the tensor is written to; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _make_tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int) -> Tables:
     """A pair with a row that does not exist is dropped on a GPU and refused on a CPU."""
     _check_pairs(indice_pairs, indice_num)
-    rows_in, rows_out = indice_pairs.unbind(1)
-    slots = torch.arange(indice_pairs.shape[2], device=indice_pairs.device)
-    listed = slots < indice_num.to(indice_pairs.device)[:, None]
-    valid = listed & (rows_in >= 0) & (rows_in < inputs) & (rows_out >= 0) & (rows_out < outputs)
-    if (indice_pairs.device.type == "cpu" or _check.strict()) and not torch.equal(valid, listed):
+    slots = torch.arange(indice_pairs.shape[2], dtype=torch.int32, device=indice_pairs.device)
+    # most slots are empty, so everything below goes over the pairs and not over the list
+    offset, slot = (slots < indice_num.to(indice_pairs.device)[:, None]).nonzero(as_tuple=True)
+    rows_in, rows_out = indice_pairs[offset, 0, slot], indice_pairs[offset, 1, slot]
+    valid = (rows_in >= 0) & (rows_in < inputs) & (rows_out >= 0) & (rows_out < outputs)
+    if (indice_pairs.device.type == "cpu" or _check.strict()) and not bool(valid.all()):
         raise IndexError(f"indicePairs holds a pair outside of {inputs} inputs and {outputs} outputs")
-    return Tables(_table(rows_out, rows_in, outputs, valid), _table(rows_in, rows_out, inputs, valid))
+    offsets = indice_pairs.shape[0]
 
+    def table(rows: Tensor, values: Tensor, count: int) -> Tensor:
+        """[K, count] with `values` at `rows` where valid, and -1 elsewhere."""
+        spare = offsets * count  # one cell behind the table takes what is not valid
+        cells = values.new_full((spare + 1,), -1)
+        cells[torch.where(valid, offset * count + rows, spare)] = values
+        return cells[:-1].view(offsets, count)
 
-def _table(rows: Tensor, values: Tensor, count: int, valid: Tensor) -> Tensor:
-    """[K, count] with `values` at `rows` where valid, and -1 elsewhere."""
-    offsets = rows.shape[0]
-    first = torch.arange(offsets, device=rows.device)[:, None] * count
-    spare = offsets * count  # one cell behind the table takes what is not valid
-    table = values.new_full((spare + 1,), -1)
-    table[torch.where(valid, first + rows, spare).flatten()] = values.flatten()
-    return table[:-1].view(offsets, count)
+    return Tables(table(rows_out, rows_in, outputs), table(rows_in, rows_out, inputs))
 
 
 def _check_pairs(indice_pairs: Tensor, indice_num: Tensor) -> None:
