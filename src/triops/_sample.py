@@ -108,3 +108,14 @@ def bytes_of(values: Any) -> int:
 
 def to_device(values: Iterable[Any], device: torch.device | str) -> tuple[Any, ...]:
     return tuple(v.to(device) if isinstance(v, Tensor) else v for v in values)
+
+
+def compiled_mmcv() -> Any:
+    """mmcv's own compiled operators where they are installed, else None: not the ones that triops lends it."""
+    try:
+        from mmcv import _ext
+    except ImportError:
+        return None
+    from triops.compat._finder import is_ours
+
+    return None if is_ours(_ext) else _ext

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Standard, Work
+from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
 from triops.ops.border_align import border_align, border_align_backward
 from triops.ops.border_align.reference import compute_dtype
 
@@ -305,9 +305,8 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
         "torch": _vectorised if operator == "border_align_forward" else _vectorised_backward
     }
-    try:
-        from mmcv import _ext
-    except ImportError:
+    _ext = compiled_mmcv()
+    if _ext is None:
         return found
     if operator == "border_align_forward":
 

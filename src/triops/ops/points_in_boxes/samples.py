@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Standard, Work
+from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 
 _NAMES = ("points_in_boxes", "points_in_boxes_all")
@@ -172,9 +172,8 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
     every = operator == "points_in_boxes_all"
     found: dict[str, Callable[..., Any]] = {"torch": _vectorised_all if every else _vectorised}
-    try:
-        from mmcv import _ext
-    except ImportError:
+    _ext = compiled_mmcv()
+    if _ext is None:
         return found
 
     def mmcv(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of
+from triops._sample import BadCall, Sample, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -260,9 +260,8 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {"torch": _vectorised_forward if operator == _F else _vectorised_backward}
-    try:
-        from mmcv import _ext
-    except ImportError:
+    _ext = compiled_mmcv()
+    if _ext is None:
         return found
 
     def mmcv_forward(
