@@ -22,7 +22,9 @@ class Ceilings:
         """Operations a second that a case is held against."""
         if arithmetic == "vector" and dtype != torch.float64:
             return self.vector
-        return matrix_peak(self.device, dtype if dtype.is_floating_point else torch.float32)
+        peak = matrix_peak(self.device, dtype if dtype.is_floating_point else torch.float32)
+        # A CPU without half arithmetic multiplies half matrices slower than float32 ones: no ceiling for a kernel.
+        return peak if dtype == torch.float64 else max(peak, self.vector)
 
 
 @functools.cache

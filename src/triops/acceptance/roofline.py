@@ -68,12 +68,13 @@ def plot(results: list[Result], operators: list[str], ceilings: Ceilings, only: 
         f'<polyline class="roof" points="{x(start):.1f},{y(start * ceilings.bandwidth):.1f} {corner} '
         f'{_RIGHT},{y(ceilings.vector):.1f}"/>'
     )
-    order = sorted(points, key=lambda p: p[2].operator == only)
+    order = sorted(points, key=lambda p: (p[2].operator == only, p[2].scale == "network"))
     for intensity, rate, r in order:
         words = f"{r.operator}, {r.case}, {r.dtype}: {r.seconds * 1e6:,.1f} us" if r.seconds else ""
         index = operators.index(r.operator)
         faded = ' class="faded"' if only is not None and r.operator != only else ""
-        parts.append(f"<g{faded}><title>{escape(words)}</title>{_shape(x(intensity), y(rate), index)}</g>")
+        shape = _shape(x(intensity), y(rate), index, 5 if r.scale == "network" else 2.2)
+        parts.append(f"<g{faded}><title>{escape(words)}</title>{shape}</g>")
     parts.append("</svg>")
     return "".join(parts)
 
