@@ -137,8 +137,8 @@ def _overview(report: Report, names: list[str]) -> str:
     words = (
         "Each mark is a timed case, small where the case is. The line is the most this machine gives, measured in "
         f"this run: {c.bandwidth / 1e9:,.0f} GB/s by a large copy, {c.vector / 1e9:,.0f} G float32 operations a "
-        "second by a product of matrices. A mark above the line worked in the caches, or avoids work that the theory counts; one "
-        "far below is too small, or waits for something other than bandwidth and arithmetic."
+        "second by a product of matrices. A mark above the line worked in the caches, or avoids work that the theory "
+        "counts; one far below is too small, or waits for something other than bandwidth and arithmetic."
     )
     return (
         f"<section><h2>Operators</h2>{table}<h3>How near the machine's limits</h3><p>{words}</p>"
