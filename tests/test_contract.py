@@ -105,6 +105,7 @@ def test_gradcheck_in_float64(sample: Any, device: str) -> None:
 def test_compiles_without_a_graph_break_and_with_dynamic_shapes(operator: str, device: str) -> None:
     op = OPERATORS[operator]
     args = _sample.to_device(one_small_sample(operator).make(torch.float32), device)
+    torch._dynamo.reset()  # the cases share one code object, and with it one limit on recompilations
     compiled = torch.compile(lambda *a: op(*a), fullgraph=True, dynamic=True, backend="aot_eager")
     assert_same(compiled(*args), op(*args), operator)
 
