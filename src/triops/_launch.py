@@ -127,12 +127,31 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
             error = caught
         finished.put(error)
 
-    _workers.hand_out(work, threads - 1)
+    # A helper takes a ticket before it begins; when all is done the caller takes those that are left, so that it
+    # never waits for a helper that the system has not woken yet.
+    tickets = [None] * (threads - 1)
+
+    def help_out() -> None:
+        if _take(tickets):
+            work()
+
+    _workers.hand_out(help_out, threads - 1)
     work()
-    errors = [finished.get() for _ in range(threads)]
+    running = threads
+    while _take(tickets):
+        running -= 1
+    errors = [finished.get() for _ in range(running)]
     for error in errors:
         if error is not None:
             raise error
+
+
+def _take(tickets: list[None]) -> bool:
+    try:
+        tickets.pop()
+    except IndexError:
+        return False
+    return True
 
 
 class _Workers:
