@@ -212,7 +212,8 @@ def test_symmetric_in_iou_and_one_on_itself_and_within_bounds(first: Tensor, sec
     iof = triops.bbox_overlaps(first, second, "iof")
     assert iou.min() >= 0
     assert iof.max() <= 1
-    assert (iou <= iof).all()
+    # the rounding of area1 + area2 - inter can take the union a hair below the first area
+    assert (iou <= iof * (1 + 4 * torch.finfo(iof.dtype).eps)).all()
 
 
 @settings(max_examples=40, deadline=None)
