@@ -26,7 +26,7 @@ import torch
 HUGE_PAGE_BYTES = 4 * 2**20  # from here on huge pages pay
 PAGE = mmap.PAGESIZE
 MADV_HUGEPAGE: int = getattr(mmap, "MADV_HUGEPAGE", -1)  # Linux alone has it
-CHUNKS_PER_THREAD = 2  # uneven work evens out, and a chunk still lasts far longer than handing it out
+CHUNKS_PER_THREAD = 4  # uneven work evens out, and a chunk still lasts far longer than handing it out
 
 
 @cache
