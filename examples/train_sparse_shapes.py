@@ -3,7 +3,7 @@
     python examples/train_sparse_shapes.py
 
 Clouds of surface points are made as they are needed, voxelised into a 24 x 24 x 24 grid (about 3 % of it is occupied)
-and classified by a network of submanifold and strided convolutions. About a minute on two CPU cores, a few seconds on
+and classified by a network of submanifold and strided convolutions. About a minute on two CPU cores, not timed on
 a GPU, for at least 95 % on shapes never seen in training.
 """
 
