@@ -25,7 +25,7 @@ def graph_us(call: Callable[[], Any], repeats: int = 200) -> float:
 
 def eager_us(call: Callable[[], Any], repeats: int = 200) -> float:
     """Median microseconds of a call in a loop that does not wait: host or device, whichever is slower."""
-    for _ in range(10):
+    for _ in range(min(repeats, 10)):
         call()
     torch.cuda.synchronize()
     rounds = []

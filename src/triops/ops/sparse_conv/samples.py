@@ -89,6 +89,8 @@ def _conv(
             weight = torch.randn(taps, channels_in, channels_out, generator=g).mul(scale).to(dtype).permute(2, 0, 1)
         else:
             weight = torch.randn(channels_out, taps, channels_in, generator=g).mul(scale).to(dtype)
+        if layout == "transposed":  # as the gradient of the features sees it
+            weight = weight.permute(2, 1, 0)
         shift = torch.randn(channels_out, generator=g).to(dtype) if bias else None
         return (
             features.to(dtype), weight, shift, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
@@ -165,6 +167,11 @@ SAMPLES += [
              "network", gpu_only=True) for c in (32, 64, 128)),
     Sample("sparse_conv", "50000 voxels, 256 channels", _conv(deep_layer, 256, 256, bias=False), "network",
            gpu_only=True),
+    *(Sample("sparse_conv", f"backward-data, submanifold, 248636 sites, {c} channels",
+             _conv(lidar, c, c, bias=False, flip=True, layout="transposed"), "network", gpu_only=True)
+      for c in (16, 32, 64, 128)),
+    Sample("sparse_conv", "backward-data, 50000 voxels, 256 channels",
+           _conv(deep_layer, 256, 256, bias=False, flip=True, layout="transposed"), "network", gpu_only=True),
     Sample("sparse_conv_backward_weight", "50000 voxels, 256 channels", _gradient(deep_layer, 256, 256), "network",
            gpu_only=True),
 ]  # fmt: skip

@@ -43,7 +43,7 @@ def tiles_of(operator, table, count):
     """The tiles of a table int32 [K, A] whose entries are rows of `count`; any other entry meets nothing."""
     if _check.strict():
         refuse_rows_outside(operator, "gather", table, count)
-    return cached(table, ("tiles", count), lambda: _make_tiles(table.contiguous(), count))
+    return cached(table, ("tiles", count), lambda: make_tiles(table.contiguous(), count))
 
 
 def pairs_of(operator, table, count):
@@ -52,7 +52,7 @@ def pairs_of(operator, table, count):
     return cached(table, ("pairs", count), lambda: _make_pairs(table.contiguous(), count))
 
 
-def _make_tiles(table, count):
+def make_tiles(table, count):
     taps, outputs = table.shape
     device = table.device
     tiles = triton.cdiv(outputs, TILE)
