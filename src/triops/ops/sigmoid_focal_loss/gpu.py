@@ -1,0 +1,83 @@
+"""sigmoid_focal_loss on GPU: one pass, one program a block of values whatever the number of classes."""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _gpu
+
+BLOCK = _gpu.block(1024, interpreted=8192)
+
+
+def sigmoid_focal_loss(input, target, weight, gamma, alpha):
+    return _launch(None, input, target, weight, gamma, alpha)
+
+
+def sigmoid_focal_loss_backward(grad_output, input, target, weight, gamma, alpha):
+    return _launch(grad_output, input, target, weight, gamma, alpha)
+
+
+def _launch(grad, input, target, weight, gamma, alpha):
+    input, target = input.contiguous(), target.contiguous()
+    out = torch.empty_like(input)
+    count, classes = input.numel(), input.shape[1]
+    if count == 0:
+        return out
+    # the gradient of a sum is one number, seen at every place: strides of 0 read it without spreading it out
+    strides = (0, 0) if grad is None else grad.stride()
+    _focal_loss_kernel[(_gpu.cdiv(count, BLOCK),)](
+        input, target, input if weight is None else weight.contiguous(), input if grad is None else grad, out,
+        count, classes, *strides, _gpu.bits_of(gamma), _gpu.bits_of(alpha),
+        WEIGHTED=weight is not None, BACKWARD=grad is not None, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@_gpu.kernel
+def _focal_loss_kernel(
+    input, target, weight, grad, out, count, classes, row_stride, column_stride, gamma, alpha,
+    WEIGHTED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    real: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
+    gamma = gamma.to(tl.int64).to(tl.float64, bitcast=True).to(real)
+    alpha = alpha.to(tl.int64).to(tl.float64, bitcast=True)
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    flat = begin + tl.arange(0, BLOCK)
+    inside = flat < count
+    # row and class, with a division of 64 bits for the block and of 32 for its values
+    first = begin // classes
+    local = (begin - first * classes).to(tl.int32) + tl.arange(0, BLOCK)
+    down = local // classes
+    column = local - down * classes
+    row = first + down
+
+    label = tl.load(target + row, mask=inside, other=-1)
+    hit = label == column
+    x = tl.load(input + flat, mask=inside, other=0).to(real)
+    y = tl.where(hit, -x, x)
+    scale = tl.where(hit, alpha.to(real), (1.0 - alpha).to(real))
+    if WEIGHTED:
+        known = inside & (label >= 0) & (label < classes)
+        scale *= tl.where(known, tl.load(weight + label, mask=known, other=0).to(real), 1.0)
+
+    tail = tl.exp(-tl.abs(y))
+    log_tail = _log1p(tail)
+    power = tl.exp(gamma * tl.maximum(tl.minimum(y, 0.0) - log_tail, -1e30))
+    if BACKWARD:
+        large, small = 1.0 / (1.0 + tail), tail / (1.0 + tail)
+        q, other = tl.where(y < 0, small, large), tl.where(y < 0, large, small)
+        softplus = tl.minimum(tl.maximum(y, 0.0), 1000.0) + log_tail  # beyond, `other` is 0 and y may be infinite
+        slope = power * (gamma * other * softplus + q)
+        above = tl.load(grad + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0)
+        result = above.to(real) * scale * tl.where(hit, -slope, slope)
+    else:
+        result = scale * power * (tl.maximum(y, 0.0) + log_tail)
+    tl.store(out + flat, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for x in [0, 1], exact to the last places for small x too."""
+    sum = 1.0 + x
+    rest = sum - 1.0
+    return tl.where(rest == 0, x, tl.log(sum) * (x / tl.where(rest == 0, 1.0, rest)))
