@@ -8,6 +8,7 @@ from triops.ops.border_align import border_align, border_align_backward, border_
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
+from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 
@@ -25,6 +26,7 @@ __all__ = [
     "roiaware_pool3d",
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
+    "sigmoid_focal_loss",
     "sparse_avg_pool",
     "sparse_conv",
     "sparse_max_pool",
