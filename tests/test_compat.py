@@ -284,6 +284,14 @@ def pairs(ext, indices, out_shape, kernel, stride, padding, subm=0, transpose=0,
     return getattr(ext, name)(indices, *grid, 2, out_shape, SHAPE, *triple, subm, transpose)
 
 
+def test_the_batch_size_may_be_a_tensor_as_centerpoint_has_it(ext):
+    triples = [[n] * 3 for n in (3, 1, 1, 1, 0)]
+    args = SHAPE, SHAPE, *triples, 1, 0
+    expected = ext.get_indice_pairs_3d_forward(sites(), 2, *args)
+    got = ext.get_indice_pairs_3d_forward(sites(), torch.tensor(2, dtype=torch.int32), *args)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+
+
 CONVOLUTIONS = {  # stride, padding, subm, transpose, output grid
     "submanifold": (1, 1, 1, 0, SHAPE),
     "sparse": (2, 1, 0, 0, [3, 3, 4]),

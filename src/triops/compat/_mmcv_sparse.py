@@ -40,7 +40,7 @@ def get_indice_pairs_forward(
             f"get_indice_pairs_{axes}d: outSpatialShape must be {list(grid)} for these parameters, "
             f"got {list(outSpatialShape)}"
         )
-    geometry = (indices, batchSize, shape, kernel)
+    geometry = (indices, int(batchSize), shape, kernel)  # some callers have it as a tensor
     made = triops.get_indice_pairs(*geometry, step, pad, gap, extra, subm, transpose)
     if subm:
         gather = submanifold_neighbors(*geometry, gap)
