@@ -5,12 +5,15 @@ import os as _os
 from triops._op import reference_backend
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
+from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
+from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
+from triops.ops.voxelize import dynamic_voxelize, voxelize, voxelize_padded
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,6 +22,13 @@ __all__ = [
     "border_align",
     "border_align_backward",
     "border_align_forward",
+    "box_iou_rotated",
+    "boxes_iou_bev",
+    "boxes_overlap_bev",
+    "dynamic_scatter",
+    "dynamic_scatter_backward",
+    "dynamic_scatter_forward",
+    "dynamic_voxelize",
     "get_indice_pairs",
     "points_in_boxes",
     "points_in_boxes_all",
@@ -31,6 +41,8 @@ __all__ = [
     "sparse_conv",
     "sparse_max_pool",
     "sparse_output_shape",
+    "voxelize",
+    "voxelize_padded",
 ]
 
 if _os.environ.get("TRIOPS_RECORD"):

@@ -1,0 +1,118 @@
+"""box_iou_rotated: how much rotated rectangles overlap; boxes_overlap_bev: 3D boxes seen from above."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triops import _check, _op
+from triops._rotated.reference import MODES
+from triops.ops.box_iou_rotated import reference
+
+
+def box_iou_rotated(
+    bboxes1: Tensor,
+    bboxes2: Tensor,
+    mode: str = "iou",
+    aligned: bool = False,
+    clockwise: bool = True,
+    *,
+    margin: float = 0.0,
+) -> Tensor:
+    """Overlap of rotated rectangles: of every pair, or of each row with its own.
+
+    A rectangle is `(x, y, width, height, angle)`: centre, sizes, and the angle in radians from x towards y, which is
+    clockwise on an image whose y points down. The three backends agree bit for bit. No gradient flows.
+
+    Args:
+        bboxes1: float tensor [N, 5]. A rectangle with a non-finite field or a size that is not above 0 overlaps
+            nothing. Half types are computed in float32.
+        bboxes2: tensor [M, 5] of the same dtype.
+        mode: "iou" (over the union), "iof" (over the area of the first) or "area" (the shared area itself).
+        aligned: compare row with row; then N and M must be equal.
+        clockwise: False where angles run from y towards x.
+        margin: 0 for the shared area. Above 0, a corner counts as inside the other rectangle when it is within
+            `margin` of it, and the area is that of the polygon through these corners and the points where edges
+            cross: the inexact form that mmcv and OpenPCDet use for boxes seen from above, with 0.01.
+
+    Returns:
+        tensor [N, M] of the boxes' dtype, or [N] when aligned.
+
+    Raises:
+        ValueError, TypeError: on a wrong shape, dtype, device or option, or unequal rows when aligned.
+
+    >>> import torch, triops
+    >>> square = torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]])
+    >>> others = torch.tensor([[0.0, 0, 2, 2, torch.pi / 4], [1, 0, 2, 2, 0], [9, 0, 2, 2, 0]])
+    >>> triops.box_iou_rotated(square, others)
+    tensor([[0.7071, 0.3333, 0.0000]])
+    """
+    return _box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin)  # type: ignore[no-any-return]
+
+
+def boxes_overlap_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, margin: float = 0.0) -> Tensor:
+    """Area that 3D boxes share, seen from above. A box is `(x, y, z, dx, dy, dz, heading)`; z and dz play no part.
+
+    Args:
+        boxes_a: float tensor [N, 7].
+        boxes_b: tensor [M, 7] of the same dtype.
+        aligned, margin: as in `box_iou_rotated`.
+
+    Returns:
+        tensor [N, M] of the boxes' dtype, or [N] when aligned.
+
+    >>> import torch, triops
+    >>> boxes = torch.tensor([[0.0, 0.0, 0.0, 4.0, 2.0, 2.0, 0.0], [1.0, 0.0, 5.0, 4.0, 2.0, 2.0, 0.0]])
+    >>> triops.boxes_overlap_bev(boxes, boxes)
+    tensor([[8., 6.],
+            [6., 8.]])
+    """
+    return box_iou_rotated(
+        from_above("boxes_overlap_bev", "boxes_a", boxes_a), from_above("boxes_overlap_bev", "boxes_b", boxes_b),
+        "area", aligned, margin=margin,
+    )  # fmt: skip
+
+
+def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, margin: float = 0.0) -> Tensor:
+    """Intersection over union of 3D boxes seen from above. Arguments as in `boxes_overlap_bev`.
+
+    >>> import torch, triops
+    >>> boxes = torch.tensor([[0.0, 0.0, 0.0, 4.0, 2.0, 2.0, 0.0], [1.0, 0.0, 5.0, 4.0, 2.0, 2.0, 0.0]])
+    >>> triops.boxes_iou_bev(boxes[:1], boxes)
+    tensor([[1.0000, 0.6000]])
+    """
+    return box_iou_rotated(
+        from_above("boxes_iou_bev", "boxes_a", boxes_a), from_above("boxes_iou_bev", "boxes_b", boxes_b),
+        "iou", aligned, margin=margin,
+    )  # fmt: skip
+
+
+def from_above(operator: str, name: str, boxes: Tensor) -> Tensor:
+    """boxes [N, 7] -> x, y, dx, dy, heading [N, 5]."""
+    if not isinstance(boxes, Tensor):
+        raise TypeError(f"{operator}: {name} must be a Tensor, got {type(boxes).__name__}")
+    _check.Checker(operator).shape(name, boxes, "N", 7)
+    return torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
+
+
+def check_margin(c: _check.Checker, margin: float) -> None:
+    c.finite("margin", margin)
+    c.at_least("margin", margin, 0)
+
+
+def _check_call(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> None:
+    c = _check.Checker("box_iou_rotated")
+    c.shape("bboxes1", bboxes1, "N", 5)
+    c.shape("bboxes2", bboxes2, "N" if aligned else "M", 5)
+    c.dtype("bboxes1", bboxes1, _check.FLOATS)
+    c.same_dtype(bboxes1=bboxes1, bboxes2=bboxes2)
+    c.same_device(bboxes1=bboxes1, bboxes2=bboxes2)
+    c.choice("mode", mode, MODES)
+    check_margin(c, margin)
+
+
+def _fake(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> Tensor:
+    return bboxes1.new_empty(bboxes1.shape[:1] if aligned else (bboxes1.shape[0], bboxes2.shape[0]))
+
+
+_box_iou_rotated = _op.define(reference.box_iou_rotated, check=_check_call, fake=_fake)

@@ -1,0 +1,74 @@
+"""box_iou_rotated on CPU: for each row the columns that are near, gathered and computed in vector code; 0 elsewhere."""
+
+import numpy as np
+import torch
+
+from triops._half import as_bits, narrow
+from triops._launch import in_huge_pages, jit, run
+from triops._rotated.cpu import find_near, frames, overlaps, pack, polygon_overlaps
+from triops._rotated.reference import MODES
+
+TILE = 1024  # columns at a time: their frames stay in the second-level cache
+GRAIN = 20_000  # pairs worth a thread
+
+
+def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
+    shape = (bboxes1.shape[0],) if aligned else (bboxes1.shape[0], bboxes2.shape[0])
+    out = torch.empty(shape, dtype=bboxes1.dtype)
+    if out.numel() == 0:
+        return out
+    in_huge_pages(out)
+    first, second = make_frames(bboxes1, clockwise, margin), make_frames(bboxes2, clockwise, margin)
+    options = MODES.index(mode), margin, as_bits(out)
+    if aligned:
+        run(_aligned, shape[0], GRAIN // 100, first, second, *options)
+    else:
+        run(_rows, shape[0], max(1, GRAIN // shape[1]), first, second, *options)
+    return out
+
+
+def make_frames(boxes, clockwise, margin):
+    """Frames [9, N] of boxes [N, 5]: float64 for float64, else float32."""
+    real = np.float64 if boxes.dtype == torch.float64 else np.float32
+    made = np.empty((9, boxes.shape[0]), real)
+    frames(as_bits(boxes), clockwise, margin, made)
+    return made
+
+
+@jit
+def _rows(begin, end, first, second, mode, margin, out):
+    flags = np.empty(TILE, np.uint8)
+    words = flags.view(np.uint64)
+    found = np.empty(TILE + 1, np.uint64)
+    packed = np.empty((9, TILE), first.dtype)
+    values = np.empty(TILE, first.dtype)
+    columns = second.shape[1]
+    for start in range(0, columns, TILE):
+        stop = min(start + TILE, columns)
+        for i in range(begin, end):
+            row = out[i, start:stop]
+            row[:] = 0
+            find_near(first, i, second, start, stop, flags)
+            count = pack(flags, words, stop - start, second, start, found, packed)
+            if margin == 0:
+                overlaps(first, i, packed, count, mode, values)
+            else:
+                polygon_overlaps(first, i, packed, count, mode, margin, values)
+            for k in range(count):
+                row[found[k]] = narrow(values[k], row)
+
+
+@jit
+def _aligned(begin, end, first, second, mode, margin, out):
+    flags = np.empty(1, np.uint8)
+    values = np.empty(1, first.dtype)
+    for i in range(begin, end):
+        find_near(first, i, second, i, i + 1, flags)
+        other = second[:, i : i + 1]
+        values[0] = 0
+        if flags[0]:
+            if margin == 0:
+                overlaps(first, i, other, 1, mode, values)
+            else:
+                polygon_overlaps(first, i, other, 1, mode, margin, values)
+        out[i] = narrow(values[0], out)
