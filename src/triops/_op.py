@@ -43,6 +43,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     int: ((int, torch.SymInt), "an integer"),
     float: ((int, float, torch.SymInt, torch.SymFloat), "a number"),
     list[int]: ((list, tuple), "a list of integers"),
+    list[float]: ((list, tuple), "a list of numbers"),
     Tensor | None: ((Tensor, type(None)), "a Tensor or None"),
     Optional[Tensor]: ((Tensor, type(None)), "a Tensor or None"),  # noqa: UP045 - hashes differ from the line above
 }
@@ -84,6 +85,10 @@ class Operator:
                     if isinstance(entry, bool) or not isinstance(entry, int | torch.SymInt):
                         raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
                     self._check_width(name, entry)
+            elif expected == "a list of numbers":
+                for entry in value:
+                    if isinstance(entry, bool) or not isinstance(entry, int | float | torch.SymInt | torch.SymFloat):
+                        raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
             elif expected == "an integer":
                 self._check_width(name, value)
         return self.overload(*args)

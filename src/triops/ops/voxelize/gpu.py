@@ -1,0 +1,283 @@
+"""voxelize on GPU, without a serial kernel and without a sort.
+
+`_cells_kernel` finds the cells, and in a small grid the first point of each; in a large one the hash of
+get_indice_pairs does. A point that is its cell's first begins a voxel, and a running count over the points
+(`_count_kernel`, `_number_kernel`) numbers the voxels in order. `_list_kernel` inserts every point into its
+voxel's ascending list: an atomic minimum leaves the lower index in a place and carries the higher one on to
+the next, so a list ends up with the lowest indices in order whatever the order of the insertions.
+`_gather_kernel` writes the rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _gpu
+from triops._box.gpu import divide
+from triops.ops.get_indice_pairs.submanifold.gpu import SiteHash
+from triops.ops.voxelize.geometry import grid_size
+
+BLOCK = 1024
+MAX_SUMMED_BLOCKS = 1024  # counters that a program adds up itself; beyond, they are summed beforehand
+MAX_DENSE = 1 << 22  # cells; 16 MiB of first points. Larger grids are hashed
+LIST_BLOCK, LIST_WARPS = _gpu.block(64, interpreted=1024), 2  # small: a block waits for its longest walk
+GATHER_BLOCK = _gpu.block(1024, interpreted=1 << 16)
+NOBODY = 2**31 - 1
+FREE = tl.constexpr(0xFFFFFFFF)  # -1 as an unsigned number: above every index
+
+
+def dynamic_voxelize(points, voxel_size, point_range):
+    points = points.contiguous()
+    coords = torch.empty((points.shape[0], 3), dtype=torch.int32, device=points.device)
+    if points.shape[0]:
+        _coords_kernel[(_gpu.cdiv(points.shape[0], BLOCK),)](
+            points, coords, points.shape[0], points.shape[1], *_parameters(voxel_size, point_range),
+            BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return coords
+
+
+def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
+    points, device = points.contiguous(), points.device
+    total, channels = points.shape
+    rows = min(max_voxels, total)
+    voxels = torch.empty((rows, max_points, channels), dtype=points.dtype, device=device)
+    coords = torch.empty((rows, 3), dtype=torch.int32, device=device)
+    num_points = torch.empty(rows, dtype=torch.int32, device=device)
+    slots = torch.empty(total, dtype=torch.int32, device=device)
+    if total == 0:
+        return voxels, coords, num_points, slots, torch.zeros((), dtype=torch.int32, device=device)
+    count = torch.empty((), dtype=torch.int32, device=device)
+    parameters = _parameters(voxel_size, point_range)
+    home, first, offset = _first_points(points, slots, parameters)
+
+    blocks = _gpu.cdiv(total, BLOCK)
+    summed = blocks > MAX_SUMMED_BLOCKS
+    begun = torch.empty(blocks, dtype=torch.int32, device=device)
+    _count_kernel[(blocks,)](home, first, offset, begun, total, BLOCK=BLOCK, num_warps=4)
+    if summed:
+        begun = begun.cumsum(0, dtype=torch.int32)
+    _number_kernel[(blocks,)](
+        points, home, first, offset, begun, coords, count, total, channels, blocks, rows, *parameters,
+        SUMMED=summed, BLOCKS=1 if summed else _gpu.next_power_of_2(blocks), BLOCK=BLOCK, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+    lists = torch.full((rows * max_points,), -1, dtype=torch.int32, device=device)
+    _list_kernel[(_gpu.cdiv(total, LIST_BLOCK),)](
+        home, first, offset, lists.view(torch.uint32), total, rows, max_points,
+        STEPS=max_points.bit_length(), BLOCK=LIST_BLOCK, num_warps=LIST_WARPS,
+    )  # fmt: skip
+    _gather_kernel[(_gpu.cdiv(voxels.numel(), GATHER_BLOCK),)](
+        points, lists, voxels, coords, num_points, slots, voxels.numel(), channels, max_points,
+        BLOCK=GATHER_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return voxels, coords, num_points, slots, count
+
+
+def _parameters(voxel_size, point_range):
+    """As the kernels take them: bits of the lower corner and of the sizes, and the grid."""
+    return (
+        *map(_gpu.bits_of, point_range[:3]),
+        *map(_gpu.bits_of, voxel_size),
+        *grid_size(voxel_size, point_range),
+    )
+
+
+def _first_points(points, slots, parameters):
+    """-> home, first, offset: first[home[offset + i]] is the lowest point in the cell of point i; home is -1 outside.
+
+    Fills slots with -1.
+    """
+    total, channels = points.shape
+    width, height, depth = parameters[6:]
+    dense = width * height * depth <= MAX_DENSE
+    if dense:
+        home = torch.empty(total, dtype=torch.int32, device=points.device)
+        first = torch.full((width * height * depth,), NOBODY, dtype=torch.int32, device=points.device)
+    else:
+        home = torch.empty((total, 4), dtype=torch.int32, device=points.device)  # cells, as sites of the hash
+        first = home
+    _cells_kernel[(_gpu.cdiv(total, BLOCK),)](
+        points, home, first, slots, total, channels, *parameters,
+        DENSE=dense, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    if dense:
+        return home, first, 0
+    table = SiteHash(home, 1, (1, depth, height, width), 0, 1)
+    table.insert()
+    return table.scratch, table.scratch, 1 << table.constants["BITS"]
+
+
+@triton.jit
+def _real(bits, points):
+    """A float64 by its bits, in the dtype that cells are computed in."""
+    value = bits.to(tl.int64).to(tl.float64, bitcast=True)
+    return value.to(tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32)
+
+
+@triton.jit
+def _position(points, at, mask, low, size):
+    value = tl.load(points + at, mask=mask, other=float("nan")).to(low.dtype)
+    return tl.floor(divide(value - low, size))
+
+
+@triton.jit
+def _cell(
+    points, i, mask, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth
+):  # fmt: skip
+    """-> inside, x, y, z of points i."""
+    at = i.to(tl.int64) * channels
+    x = _position(points, at, mask, _real(low_x, points), _real(size_x, points))
+    y = _position(points, at + 1, mask, _real(low_y, points), _real(size_y, points))
+    z = _position(points, at + 2, mask, _real(low_z, points), _real(size_z, points))
+    # The sizes of a grid are whole float32 numbers, and NaN is inside of none.
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (z >= 0) & (z < depth)
+    zero = tl.zeros_like(x)
+    return (
+        inside,
+        tl.where(inside, x, zero).to(tl.int32),
+        tl.where(inside, y, zero).to(tl.int32),
+        tl.where(inside, z, zero).to(tl.int32),
+    )
+
+
+@_gpu.kernel
+def _coords_kernel(
+    points, coords, total, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, x, y, z = _cell(
+        points, i, i < total, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth
+    )
+    _store_cell(coords, i, i < total, tl.where(inside, x, -1), tl.where(inside, y, -1), tl.where(inside, z, -1))
+
+
+@triton.jit
+def _store_cell(coords, row, mask, x, y, z):
+    at = coords + row.to(tl.int64) * 3
+    tl.store(at, z, mask=mask)
+    tl.store(at + 1, y, mask=mask)
+    tl.store(at + 2, x, mask=mask)
+
+
+@_gpu.kernel
+def _cells_kernel(
+    points, home, first, slots, total, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
+    DENSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < total
+    inside, x, y, z = _cell(
+        points, i, valid, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth
+    )
+    tl.store(slots + i, -1, mask=valid)
+    if DENSE:
+        cell = (z * height + y) * width + x
+        tl.store(home + i, tl.where(inside, cell, -1), mask=valid)
+        # A look before the atomic: the first of a cell mostly comes first, and an old view costs one too many.
+        lowest = tl.load(first + cell, mask=inside, other=0)
+        tl.atomic_min(first + cell, i, mask=inside & (i < lowest), sem="relaxed")
+    else:
+        at = home + i.to(tl.int64) * 4
+        tl.store(at, tl.where(inside, 0, -1), mask=valid)
+        tl.store(at + 1, z, mask=valid)
+        tl.store(at + 2, y, mask=valid)
+        tl.store(at + 3, x, mask=valid)
+
+
+@triton.jit
+def _begins(home, first, offset, i, valid):
+    """-> the cell's place in `first`, and whether point i is its cell's first."""
+    place = tl.load(home + offset + i, mask=valid, other=-1)
+    return place, valid & (tl.load(first + place, mask=place >= 0, other=-1) == i)
+
+
+@_gpu.kernel
+def _count_kernel(home, first, offset, begun, total, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _, begins = _begins(home, first, offset, i, i < total)
+    tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
+
+
+@triton.jit
+def before_block(counts, blocks, SUMMED: tl.constexpr, BLOCKS: tl.constexpr):
+    """Of counts by block, or of their running sum. -> what the blocks before this program's have, and all of them"""
+    p = tl.program_id(0)
+    if SUMMED:
+        before = tl.load(counts + p - 1, mask=p > 0, other=0)
+        everything = tl.load(counts + blocks - 1)
+    else:
+        e = tl.arange(0, BLOCKS)
+        each = tl.load(counts + e, mask=e < blocks, other=0)
+        before = tl.sum(tl.where(e < p, each, 0), 0)
+        everything = tl.sum(each, 0)
+    return before, everything
+
+
+@_gpu.kernel
+def _number_kernel(
+    points, home, first, offset, begun, coords, count, total, channels, blocks, rows,
+    low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
+    SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From here on `first` holds a cell's voxel, as ~voxel: negative, so that no point takes itself for the first."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place, begins = _begins(home, first, offset, i, i < total)
+    before, everything = before_block(begun, blocks, SUMMED, BLOCKS)
+    voxel = before + tl.cumsum(begins.to(tl.int32), 0) - 1
+    tl.store(first + place, ~voxel, mask=begins)
+    _, x, y, z = _cell(points, i, begins, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth)
+    _store_cell(coords, voxel, begins & (voxel < rows), x, y, z)
+    if tl.program_id(0) == 0:
+        tl.store(count, tl.minimum(everything, rows))
+
+
+@_gpu.kernel
+def _list_kernel(home, first, offset, lists, total, rows, max_points, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(home + offset + i, mask=i < total, other=-1)
+    voxel = ~tl.load(first + place, mask=place >= 0, other=0)
+    pending = (place >= 0) & (voxel < rows)
+    at = lists + tl.where(pending, voxel, 0).to(tl.int64) * max_points
+    mine = i.to(tl.uint32)
+    # A list ascends at every moment, and its entries only fall. So what stood below a point, in however old a view,
+    # still does, with all before it: the search for its place may use what it sees.
+    low = tl.zeros_like(i)
+    high = low + max_points
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        searched = pending & (low < high)
+        below = searched & (tl.load(at + middle, mask=searched, other=0) < mine)
+        low = tl.where(below, middle + 1, low)
+        high = tl.where(below, high, middle)
+    pending = pending & (low < max_points)
+    while tl.max(pending.to(tl.int32), 0) > 0:
+        stood = tl.atomic_min(at + low, mine, mask=pending, sem="relaxed")
+        mine = tl.where(pending & (stood > mine), stood, mine)
+        low += 1
+        pending = pending & (low < max_points) & (mine != FREE)
+
+
+@_gpu.kernel
+def _gather_kernel(points, lists, voxels, coords, num_points, slots, size, channels, max_points, BLOCK: tl.constexpr):
+    """Rows, 0 where a list ends. The last entry of a list knows its length; an empty one has no voxel."""
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = e < size
+    slot = e // channels
+    channel = e - slot * channels
+    point = tl.load(lists + slot, mask=valid, other=-1)
+    value = tl.load(points + point.to(tl.int64) * channels + channel, mask=point >= 0, other=0.0)
+    tl.store(voxels + e, value, mask=valid)
+
+    chief = valid & (channel == 0)
+    tl.store(slots + point, slot, mask=chief & (point >= 0))
+    voxel = slot // max_points
+    place = slot - voxel * max_points
+    behind = tl.load(lists + slot + 1, mask=chief & (place + 1 < max_points), other=-1)
+    tl.store(num_points + voxel, place + 1, mask=chief & (point >= 0) & (behind < 0))
+    empty = chief & (place == 0) & (point < 0)
+    tl.store(num_points + voxel, 0, mask=empty)
+    zero = tl.zeros_like(voxel)
+    _store_cell(coords, voxel, empty, zero, zero, zero)
