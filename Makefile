@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
+NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check --progress-bar on \
+	-c constraints.txt -c tests_networks/constraints.txt
 
-.PHONY: demo test lint warmup clean
+.PHONY: demo test test-networks lint warmup clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -16,8 +18,12 @@ lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Whole networks of mmdetection3d on triops, in an environment of their own.
+test-networks: .venv-networks/.installed
+	.venv-networks/bin/pytest tests_networks
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-networks
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'
@@ -32,3 +38,11 @@ clean:
 	@echo "Installing into .venv (a few minutes the first time)"
 	$(INSTALL) -e '.[test]'
 	@touch $@ .venv/.demo
+
+# mmdet3d and the kits of its data sets come without their dependencies: what of those it needs is in the extra.
+.venv-networks/.installed: pyproject.toml constraints.txt tests_networks/constraints.txt
+	$(PYTHON) -m venv .venv-networks
+	@echo "Installing into .venv-networks (a few minutes the first time)"
+	$(NETWORKS) -e '.[mmdet3d]' pytest hypothesis rich
+	$(NETWORKS) --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh
+	@touch $@

@@ -1,0 +1,170 @@
+"""Whole detectors of mmdetection3d, unmodified, on triops: they predict, they train, and every backend agrees.
+
+Run by `make test-networks`, in an environment that has mmdetection3d and no compiled mmcv.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+import detectors
+
+import triops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+POINTS = 8_000
+# what each network cannot do without
+OPERATORS = {
+    "pointpillars": {"voxelize", "nms_rotated"},
+    "second": {"voxelize", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+    "parta2": {
+        "voxelize", "get_indice_pairs", "sparse_conv", "sparse_max_pool", "points_in_boxes", "roiaware_pool3d_forward",
+        "roiaware_pool3d_backward", "box_iou_rotated", "nms", "nms_rotated",
+    },
+    "centerpoint": {"voxelize", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    parts: dict[str, float]  # of the loss
+    grads: dict[str, Tensor | None]
+    boxes: Tensor  # [K, 7 or 9]
+    scores: Tensor
+    labels: Tensor
+    used: set[str]  # operators of triops
+
+
+def run(model: Any, data: dict[str, Any]) -> Outcome:
+    """One training step without the optimizer, and a prediction, from the same state each time."""
+    model, data = copy.deepcopy(model), copy.deepcopy(data)
+    torch.manual_seed(0)
+    np.random.seed(0)  # heads draw samples
+    clock = detectors.Clock(DEVICE)
+    with clock.on():
+        found = detectors.predict(model, data)[0]
+        loss, parts = detectors.losses(model, data)
+        loss.backward()
+    return Outcome(
+        {name: float(value) for name, value in parts.items()},
+        {name: p.grad for name, p in model.named_parameters()},
+        found.bboxes_3d.tensor, found.scores_3d, found.labels_3d, {name for name, _, _ in clock.calls},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=detectors.NETWORKS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def case(name: str) -> tuple[Any, dict[str, Any]]:
+    network = detectors.NETWORKS[name]
+    model = detectors.build(network, DEVICE)
+    detectors.make_confident(model)
+    return model, detectors.batch([detectors.scene(network, detectors.point_range(model), POINTS)])
+
+
+@pytest.fixture(scope="module")
+def outcome(case: tuple[Any, dict[str, Any]]) -> Outcome:
+    return run(*case)
+
+
+@pytest.fixture(scope="module")
+def expected(case: tuple[Any, dict[str, Any]]) -> Outcome:
+    with triops.reference_backend():
+        return run(*case)
+
+
+def test_it_predicts_boxes(outcome: Outcome) -> None:
+    assert len(outcome.boxes) > 0
+    assert len(outcome.boxes) == len(outcome.scores) == len(outcome.labels)
+    assert outcome.boxes.isfinite().all()
+    assert ((outcome.scores >= 0) & (outcome.scores <= 1)).all()
+
+
+def test_every_part_of_the_loss_is_finite(outcome: Outcome) -> None:
+    assert outcome.parts["loss"] > 0
+    assert all(np.isfinite(value) for value in outcome.parts.values())
+
+
+def test_every_weight_gets_a_finite_gradient(outcome: Outcome) -> None:
+    assert [name for name, grad in outcome.grads.items() if grad is None] == []
+    assert [name for name, grad in outcome.grads.items() if not grad.isfinite().all()] == []
+    assert sum(bool(grad.any()) for grad in outcome.grads.values()) > 0.9 * len(outcome.grads)
+
+
+def test_it_runs_on_the_operators_of_triops(name: str, outcome: Outcome) -> None:
+    assert OPERATORS[name] <= outcome.used
+
+
+def test_the_losses_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
+    assert outcome.parts == pytest.approx(expected.parts, rel=1e-4, abs=1e-5)
+
+
+def test_the_gradients_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
+    def whole(grads: dict[str, Tensor]) -> Tensor:
+        return torch.cat([grad.double().flatten() for grad in grads.values()])
+
+    mine, theirs = whole(outcome.grads), whole(expected.grads)
+    assert (mine - theirs).norm() < 1e-3 * theirs.norm()
+
+
+def test_the_boxes_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
+    assert outcome.labels.bincount().tolist() == expected.labels.bincount().tolist()
+    torch.testing.assert_close(outcome.scores, expected.scores, rtol=0, atol=1e-4)
+    apart = torch.cdist(outcome.boxes.double(), expected.boxes.double()).min(1).values
+    assert (apart < 1e-2).float().mean() > 0.98  # boxes of equal score may change places, and what they suppress
+
+
+# what activation does to mmcv, and what it leaves alone
+
+
+def in_a_new_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_triops_alone_leaves_mmcv_without_operators() -> None:
+    code = """
+import triops, triops.nn
+try:
+    import mmcv.ops
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert in_a_new_process(code) == "mmcv._ext"
+
+
+def test_two_functions_of_mmcv_are_replaced_and_no_more() -> None:
+    import mmcv.ops
+
+    package = str(Path(mmcv.__file__).parent)
+    replaced = {
+        f"{module}.{name}"
+        for module, members in [(m, vars(sys.modules[m])) for m in sys.modules if m.partition(".")[0] == "mmcv"]
+        for name, function in members.items()
+        if inspect.isfunction(function) and module not in ("mmcv._ext",)
+        and "triops" in function.__code__.co_filename.replace(package, "")
+    }  # fmt: skip
+    assert {name.rpartition(".")[2] for name in replaced} == {"points_in_boxes_part", "points_in_boxes_all"}
+
+
+def test_mmdetection3d_and_mmcv_say_that_they_are_complete() -> None:
+    from mmcv.utils.ext_loader import check_ops_exist
+
+    assert check_ops_exist()
