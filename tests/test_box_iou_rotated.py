@@ -34,7 +34,8 @@ def corners(box: Box) -> list[Point]:
 
 def clipped_area(first: Box, second: Box) -> float:
     """The shared area by Sutherland and Hodgman: the first polygon, cut by the lines along the second, in float64."""
-    polygon, cutter = corners(first), corners(second)
+    polygon = corners((0.0, 0.0, *first[2:]))
+    cutter = corners((second[0] - first[0], second[1] - first[1], *second[2:]))
     for (x0, y0), (x1, y1) in zip(cutter, cutter[1:] + cutter[:1], strict=True):
         kept: list[Point] = []
         for begin, end in zip(polygon, polygon[1:] + polygon[:1], strict=True):

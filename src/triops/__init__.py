@@ -8,6 +8,7 @@ from triops.ops.border_align import border_align, border_align_backward, border_
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
+from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
@@ -30,6 +31,10 @@ __all__ = [
     "dynamic_scatter_forward",
     "dynamic_voxelize",
     "get_indice_pairs",
+    "nms",
+    "nms3d",
+    "nms3d_normal",
+    "nms_rotated",
     "points_in_boxes",
     "points_in_boxes_all",
     "reference_backend",
@@ -37,6 +42,7 @@ __all__ = [
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
     "sigmoid_focal_loss",
+    "soft_nms",
     "sparse_avg_pool",
     "sparse_conv",
     "sparse_max_pool",

@@ -226,15 +226,15 @@ def _shared_polygon(
         sum_y += tl.where(counted[i], ys[i], 0.0)
     middle_x, middle_y = divide(sum_x, count), divide(sum_y, count)
 
-    # Sorted by insertion: a new point moves past those before it that come after it in angle.
+    # Sorted by insertion: a new point takes its place before the first of larger angle, and all from there move on.
     keys, sorted_x, sorted_y = (), (), ()
     for i in tl.static_range(16):
         x, y = xs[i], ys[i]
         key = tl.where(counted[i], _turn(x - middle_x, y - middle_y), 4.0)
         next_keys, next_x, next_y = (), (), ()
+        later = tl.zeros_like(cos) != 0
         for j in tl.static_range(i):
-            # `key`, `x`, `y` is what has to find its place from here on
-            later = keys[j] > key
+            later |= keys[j] > key
             next_keys += (tl.where(later, key, keys[j]),)
             next_x += (tl.where(later, x, sorted_x[j]),)
             next_y += (tl.where(later, y, sorted_y[j]),)

@@ -1,0 +1,157 @@
+"""nms, nms_rotated and soft_nms on CPU: one pass a kept box over all that follow it, in vector code."""
+
+import math
+
+import numpy as np
+import torch
+
+from triops._half import as_bits
+from triops._launch import as_numpy, jit
+from triops._rotated.cpu import IOU, find_near, overlaps, pack, polygon_overlaps
+from triops.ops.bbox_overlaps.cpu import AREA, X1, X2, Y1, Y2, _overlap, _split
+from triops.ops.box_iou_rotated.cpu import TILE, make_frames
+from triops.ops.nms.reference import EXP_TERMS, METHODS, by_score
+
+_EXP_TERMS = np.array(EXP_TERMS)
+
+
+def nms(boxes, scores, iou_threshold, offset):
+    order = by_score(scores)
+    fields = _fields(boxes[order], offset)
+    keep = torch.empty(len(order), dtype=torch.bool)
+    _suppress(fields, fields.dtype.type(offset), fields.dtype.type(iou_threshold), keep.numpy())
+    return order[keep]
+
+
+def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
+    order = by_score(scores)
+    frame = make_frames(boxes[order], clockwise, margin)
+    groups = np.zeros(0, np.int64) if labels is None else as_numpy(labels.long()[order])
+    keep = torch.empty(len(order), dtype=torch.bool)
+    _suppress_rotated(frame, groups, margin, frame.dtype.type(iou_threshold), keep.numpy())
+    return order[keep]
+
+
+def soft_nms(boxes, scores, iou_threshold, sigma, min_score, method, offset):
+    fields = _fields(boxes, offset)
+    real = fields.dtype.type
+    current = as_numpy(scores.to(torch.float64 if real is np.float64 else torch.float32).clone())
+    chosen = torch.empty(len(current), dtype=torch.int64)
+    lowered = np.empty_like(current)
+    count = _soften(
+        fields, current, real(offset), real(iou_threshold), -float(sigma), real(min_score), METHODS.index(method),
+        chosen.numpy(), lowered,
+    )  # fmt: skip
+    return chosen[:count].clone(), torch.from_numpy(lowered[:count]).to(scores.dtype).clone()
+
+
+def _fields(boxes, offset):
+    """x1, y1, x2, y2, width, height, area [7, N]: float64 for float64, else float32."""
+    real = np.float64 if boxes.dtype == torch.float64 else np.float32
+    fields = np.empty((7, boxes.shape[0]), real)
+    _split(as_bits(boxes), 0, boxes.shape[0], real(offset), fields)
+    return fields
+
+
+@jit
+def _mark(fields, i, offset, threshold, dropped):
+    x1, y1, x2, y2, area = fields[X1, i], fields[Y1, i], fields[X2, i], fields[Y2, i], fields[AREA, i]
+    first = i + 1
+    a, b, c, d, e = fields[X1, first:], fields[Y1, first:], fields[X2, first:], fields[Y2, first:], fields[AREA, first:]
+    for j in range(np.uint64(len(a))):
+        iou = _overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
+        dropped[j] |= iou > threshold
+
+
+@jit
+def _suppress(fields, offset, threshold, keep):
+    dropped = np.zeros(len(keep), np.uint8)
+    for i in range(len(keep)):
+        keep[i] = dropped[i] == 0
+        if keep[i]:
+            _mark(fields, i, offset, threshold, dropped[i + 1 :])
+
+
+@jit
+def _suppress_rotated(frame, groups, margin, threshold, keep):
+    count = len(keep)
+    dropped = np.zeros(count, np.uint8)
+    flags = np.zeros(TILE, np.uint8)
+    words = flags.view(np.uint64)
+    found = np.empty(TILE + 1, np.uint64)
+    packed = np.empty((9, TILE), frame.dtype)
+    values = np.empty(TILE, frame.dtype)
+    for i in range(count):
+        keep[i] = dropped[i] == 0
+        if not keep[i]:
+            continue
+        for start in range(i + 1, count, TILE):
+            stop = min(start + TILE, count)
+            find_near(frame, i, frame, start, stop, flags)
+            for j in range(np.uint64(stop - start)):
+                flags[j] &= dropped[np.uint64(start) + j] ^ np.uint8(1)
+            if len(groups) > 0:
+                for j in range(np.uint64(stop - start)):
+                    flags[j] &= groups[np.uint64(start) + j] == groups[i]
+            near = pack(flags, words, stop - start, frame, start, found, packed)
+            if margin == 0:
+                overlaps(frame, i, packed, near, IOU, values)
+            else:
+                polygon_overlaps(frame, i, packed, near, IOU, margin, values)
+            for k in range(near):
+                dropped[np.uint64(start) + found[k]] = values[k] > threshold
+
+
+@jit
+def _exp(x):
+    x = x if x > -700.0 else -700.0
+    n = np.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - n * 0.6931471803691238) - n * 1.9082149292705877e-10
+    result = _EXP_TERMS[0]
+    for k in range(1, len(_EXP_TERMS)):
+        result = result * r + _EXP_TERMS[k]
+    return math.ldexp(result, np.int32(n))
+
+
+@jit
+def _soften(fields, current, offset, threshold, negative_sigma, least, method, chosen, lowered):
+    real = fields.dtype.type
+    zero, one = real(0), real(1)
+    index = np.arange(len(current))
+    waiting = 0
+    for i in range(len(current)):
+        if current[i] > -np.inf:
+            index[waiting] = i
+            waiting += 1
+    count = 0
+    while waiting > 0:
+        place = 0
+        for k in range(1, waiting):  # `index` ascends, so of equal scores this finds the first
+            if current[index[k]] > current[index[place]]:
+                place = k
+        best = index[place]
+        chosen[count], lowered[count] = best, current[best]
+        count += 1
+        x1, y1, x2, y2 = fields[X1, best], fields[Y1, best], fields[X2, best], fields[Y2, best]
+        area = fields[AREA, best]
+        left = 0
+        for k in range(waiting):
+            i = index[k]
+            if i == best:
+                continue
+            iou = _overlap(
+                x1, y1, x2, y2, area, fields[X1, i], fields[Y1, i], fields[X2, i], fields[Y2, i], fields[AREA, i],
+                False, offset,
+            )  # fmt: skip
+            if method == 2:
+                weight = real(_exp((float(iou) * float(iou)) / negative_sigma))
+            elif iou >= threshold:
+                weight = one - iou if method == 1 else zero
+            else:
+                weight = one
+            current[i] *= weight
+            if current[i] >= least:
+                index[left] = i
+                left += 1
+        waiting = left
+    return count
