@@ -28,41 +28,41 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POINTS = 8_000
 # what each network cannot do without
 OPERATORS = {
-    "pointpillars": {"voxelize", "nms_rotated"},
-    "second": {"voxelize", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+    "pointpillars": {"voxelize_padded", "nms_rotated"},
+    "second": {"voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
     "parta2": {
-        "voxelize", "get_indice_pairs", "sparse_conv", "sparse_max_pool", "points_in_boxes", "roiaware_pool3d_forward",
-        "roiaware_pool3d_backward", "box_iou_rotated", "nms", "nms_rotated",
+        "voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_max_pool", "points_in_boxes", "box_iou_rotated",
+        "roiaware_pool3d_forward", "roiaware_pool3d_backward", "nms", "nms_rotated",
     },
-    "centerpoint": {"voxelize", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+    "centerpoint": {"voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
 }  # fmt: skip
 
 
 @dataclass
 class Outcome:
     parts: dict[str, float]  # of the loss
-    grads: dict[str, Tensor | None]
     boxes: Tensor  # [K, 7 or 9]
     scores: Tensor
     labels: Tensor
-    used: set[str]  # operators of triops
+    loss: Tensor  # to be differentiated
+    model: Any
 
 
 def run(model: Any, data: dict[str, Any]) -> Outcome:
-    """One training step without the optimizer, and a prediction, from the same state each time."""
+    """A prediction and a loss, from the same state each time."""
     model, data = copy.deepcopy(model), copy.deepcopy(data)
     torch.manual_seed(0)
     np.random.seed(0)  # heads draw samples
-    clock = detectors.Clock(DEVICE)
-    with clock.on():
-        found = detectors.predict(model, data)[0]
-        loss, parts = detectors.losses(model, data)
-        loss.backward()
-    return Outcome(
-        {name: float(value) for name, value in parts.items()},
-        {name: p.grad for name, p in model.named_parameters()},
-        found.bboxes_3d.tensor, found.scores_3d, found.labels_3d, {name for name, _, _ in clock.calls},
-    )  # fmt: skip
+    found = detectors.predict(model, data)[0]
+    loss, parts = detectors.losses(model, data)
+    values = {name: float(value.detach()) for name, value in parts.items()}
+    return Outcome(values, found.bboxes_3d.tensor, found.scores_3d, found.labels_3d, loss, model)
+
+
+def gradients(outcome: Outcome) -> dict[str, Tensor | None]:
+    outcome.model.zero_grad()
+    outcome.loss.backward(retain_graph=True)
+    return {name: p.grad for name, p in outcome.model.named_parameters()}
 
 
 @pytest.fixture(scope="module", params=detectors.NETWORKS)
@@ -75,12 +75,32 @@ def case(name: str) -> tuple[Any, dict[str, Any]]:
     network = detectors.NETWORKS[name]
     model = detectors.build(network, DEVICE)
     detectors.make_confident(model)
+    shift_norms(model)
     return model, detectors.batch([detectors.scene(network, detectors.point_range(model), POINTS)])
 
 
+def shift_norms(model: Any) -> None:
+    """Fresh norms put empty ground, most of any map, at the kink of the ReLU behind them: rounding would decide."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.uniform_(module.bias, -0.5, 0.5)
+
+
 @pytest.fixture(scope="module")
-def outcome(case: tuple[Any, dict[str, Any]]) -> Outcome:
-    return run(*case)
+def clock() -> detectors.Clock:
+    return detectors.Clock(DEVICE)
+
+
+@pytest.fixture(scope="module")
+def outcome(case: tuple[Any, dict[str, Any]], clock: detectors.Clock) -> Outcome:
+    with clock.on():
+        return run(*case)
+
+
+@pytest.fixture(scope="module")
+def grads(outcome: Outcome, clock: detectors.Clock) -> dict[str, Tensor | None]:
+    with clock.on():
+        return gradients(outcome)
 
 
 @pytest.fixture(scope="module")
@@ -101,26 +121,30 @@ def test_every_part_of_the_loss_is_finite(outcome: Outcome) -> None:
     assert all(np.isfinite(value) for value in outcome.parts.values())
 
 
-def test_every_weight_gets_a_finite_gradient(outcome: Outcome) -> None:
-    assert [name for name, grad in outcome.grads.items() if grad is None] == []
-    assert [name for name, grad in outcome.grads.items() if not grad.isfinite().all()] == []
-    assert sum(bool(grad.any()) for grad in outcome.grads.values()) > 0.9 * len(outcome.grads)
+def test_every_weight_gets_a_finite_gradient(grads: dict[str, Tensor]) -> None:
+    assert [name for name, grad in grads.items() if grad is None] == []
+    assert [name for name, grad in grads.items() if not grad.isfinite().all()] == []
+    # the boxes of a class that the scene does not have teach nothing
+    assert sum(bool(grad.any()) for grad in grads.values()) > 0.7 * len(grads)
 
 
-def test_it_runs_on_the_operators_of_triops(name: str, outcome: Outcome) -> None:
-    assert OPERATORS[name] <= outcome.used
+@pytest.mark.usefixtures("outcome", "grads")
+def test_it_runs_on_the_operators_of_triops(name: str, clock: detectors.Clock) -> None:
+    assert OPERATORS[name] - {operator for operator, _, _ in clock.calls} == set()
 
 
 def test_the_losses_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
     assert outcome.parts == pytest.approx(expected.parts, rel=1e-4, abs=1e-5)
 
 
-def test_the_gradients_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
-    def whole(grads: dict[str, Tensor]) -> Tensor:
-        return torch.cat([grad.double().flatten() for grad in grads.values()])
-
-    mine, theirs = whole(outcome.grads), whole(expected.grads)
-    assert (mine - theirs).norm() < 1e-3 * theirs.norm()
+def test_the_gradients_are_those_of_the_reference(outcome: Outcome, grads: dict[str, Tensor]) -> None:
+    """Of one forward pass: where a ReLU's input is within rounding of 0, two passes may differ in all that follows."""
+    with triops.reference_backend():
+        expected = gradients(outcome)
+    apart = {
+        name: (grad - expected[name]).norm() / expected[name].norm().clamp(min=1e-6) for name, grad in grads.items()
+    }
+    assert max(apart.values()) < 1e-3
 
 
 def test_the_boxes_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
