@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import triops
-from triops.compat import _finder, _mmcv_losses, _mmcv_sparse, _mmcv_voxels
+from triops.compat import _finder, _mmcv_boxes, _mmcv_losses, _mmcv_sparse, _mmcv_voxels
 from triops.compat._extension import Extension
 
 OVERLAP_MODES = ("iou", "iof")
@@ -91,6 +91,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
+FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
 FUNCTIONS |= _mmcv_voxels.FUNCTIONS
 

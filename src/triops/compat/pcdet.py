@@ -1,4 +1,4 @@
-"""OpenPCDet's `roiaware_pool3d_utils` over triops, and its extension modules without a compiler.
+"""OpenPCDet's `roiaware_pool3d_utils` and `iou3d_nms_utils` over triops, and its extension modules without a compiler.
 
 Importing this module supplies the extension modules under `pcdet.ops`, unless compiled ones are there.
 Boxes are `(x, y, z, dx, dy, dz, heading)` with z at the centre.
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 import triops
 from triops.compat import _finder
 from triops.compat._extension import Extension
+from triops.compat._mmcv_boxes import falling
+from triops.ops.nms.reference import by_score
 
 CPU_MARGIN, GPU_MARGIN = 1e-2, 1e-5  # OpenPCDet's constants; which applies depends on the function, not on the device
+IOU_MARGIN = 1e-2  # by which a corner may lie outside and count as inside
 POOL_MODES = ("max", "avg")
 
 
@@ -75,6 +78,75 @@ class RoIAwarePool3d(nn.Module):
         )  # fmt: skip
 
 
+def boxes_bev_iou_cpu(boxes_a: Tensor | np.ndarray[Any, Any], boxes_b: Tensor | np.ndarray[Any, Any]) -> Any:
+    """Intersection over union seen from above, with OpenPCDet's margin of 1e-2 around corners. On any device.
+
+    Args:
+        boxes_a: float [N, 7], a tensor or an array.
+        boxes_b: float [M, 7], likewise.
+
+    Returns:
+        float32 [N, M]; an array where `boxes_b` is one.
+    """
+    ious = boxes_iou_bev(torch.as_tensor(boxes_a), torch.as_tensor(boxes_b))
+    return ious.numpy() if isinstance(boxes_b, np.ndarray) else ious
+
+
+def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
+    """As `boxes_bev_iou_cpu`, for tensors. boxes_a [N, 7], boxes_b [M, 7] -> [N, M]."""
+    return triops.boxes_iou_bev(boxes_a.float(), boxes_b.float(), margin=IOU_MARGIN)
+
+
+def boxes_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
+    """Intersection over union of volumes. boxes_a [N, 7], boxes_b [M, 7] -> [N, M], on any device.
+
+    >>> import torch
+    >>> from triops.compat.pcdet import boxes_iou3d_gpu
+    >>> boxes = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0], [0.0, 0, 1, 4, 2, 2, 0]])
+    >>> boxes_iou3d_gpu(boxes[:1], boxes)
+    tensor([[1.0000, 0.3333]])
+    """
+    boxes_a, boxes_b = boxes_a.float(), boxes_b.float()
+    return _volume_iou(boxes_a[:, None], boxes_b[None], triops.boxes_overlap_bev(boxes_a, boxes_b, margin=IOU_MARGIN))
+
+
+def boxes_aligned_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
+    """As `boxes_iou3d_gpu`, row by row. boxes_a [N, 7], boxes_b [N, 7] -> [N, 1]."""
+    boxes_a, boxes_b = boxes_a.float(), boxes_b.float()
+    shared = triops.boxes_overlap_bev(boxes_a, boxes_b, aligned=True, margin=IOU_MARGIN)
+    return _volume_iou(boxes_a, boxes_b, shared)[:, None]
+
+
+def _volume_iou(boxes_a: Tensor, boxes_b: Tensor, shared_area: Tensor) -> Tensor:
+    top = torch.minimum(boxes_a[..., 2] + boxes_a[..., 5] / 2, boxes_b[..., 2] + boxes_b[..., 5] / 2)
+    bottom = torch.maximum(boxes_a[..., 2] - boxes_a[..., 5] / 2, boxes_b[..., 2] - boxes_b[..., 5] / 2)
+    shared = shared_area * (top - bottom).clamp(min=0)
+    union = boxes_a[..., 3:6].prod(-1) + boxes_b[..., 3:6].prod(-1) - shared
+    return shared / union.clamp(min=1e-6)
+
+
+def nms_gpu(
+    boxes: Tensor, scores: Tensor, thresh: float, pre_maxsize: int | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Suppression of boxes seen from above, of which the best `pre_maxsize` take part. On any device.
+
+    Args:
+        boxes: float tensor [N, 7].
+        scores: float tensor [N].
+        thresh: a box that overlaps a better one by more is dropped.
+
+    Returns:
+        int64 tensor with the boxes that are kept, best first; and None, as OpenPCDet's callers expect.
+    """
+    order = by_score(scores)[:pre_maxsize]
+    return order[triops.nms3d(boxes[order].float(), falling(order), thresh, margin=IOU_MARGIN)], None
+
+
+def nms_normal_gpu(boxes: Tensor, scores: Tensor, thresh: float, **kwargs: Any) -> tuple[Tensor, None]:
+    """As `nms_gpu`, with every heading taken as 0."""
+    return triops.nms3d_normal(boxes.float(), scores, thresh), None
+
+
 def _forward(
     rois: Tensor, pts: Tensor, pts_feature: Tensor, argmax: Tensor, pts_idx_of_voxels: Tensor, pooled_features: Tensor,
     pool_method: int,
@@ -107,13 +179,56 @@ def _points_in_boxes_cpu(boxes: Tensor, pts: Tensor, pts_indices: Tensor) -> int
     return 1
 
 
+def _boxes_overlap_bev_gpu(boxes_a: Tensor, boxes_b: Tensor, ans_overlap: Tensor) -> int:
+    ans_overlap.copy_(triops.boxes_overlap_bev(boxes_a, boxes_b, margin=IOU_MARGIN))
+    return 1
+
+
+def _boxes_aligned_overlap_bev_gpu(boxes_a: Tensor, boxes_b: Tensor, ans_overlap: Tensor) -> int:
+    shared = triops.boxes_overlap_bev(boxes_a, boxes_b, aligned=True, margin=IOU_MARGIN)
+    ans_overlap.copy_(shared.view_as(ans_overlap))
+    return 1
+
+
+def _boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, ans_iou: Tensor) -> int:
+    ans_iou.copy_(boxes_iou_bev(boxes_a, boxes_b))
+    return 1
+
+
+def _boxes_aligned_iou_bev_cpu(boxes_a: Tensor, boxes_b: Tensor, ans_iou: Tensor) -> int:
+    ans_iou.copy_(triops.boxes_iou_bev(boxes_a, boxes_b, aligned=True, margin=IOU_MARGIN).view_as(ans_iou))
+    return 1
+
+
+def _nms_gpu(boxes: Tensor, keep: Tensor, nms_overlap_thresh: float) -> int:
+    """The boxes come best first; `keep` may be on another device."""
+    kept = triops.nms3d(boxes, falling(boxes), nms_overlap_thresh, margin=IOU_MARGIN)
+    keep[: len(kept)] = kept.to(keep.device)
+    return len(kept)
+
+
+def _nms_normal_gpu(boxes: Tensor, keep: Tensor, nms_overlap_thresh: float) -> int:
+    kept = triops.nms3d_normal(boxes, falling(boxes), nms_overlap_thresh)
+    keep[: len(kept)] = kept.to(keep.device)
+    return len(kept)
+
+
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "roiaware_pool3d_cuda": {
         "forward": _forward,
         "backward": _backward,
         "points_in_boxes_gpu": _points_in_boxes_gpu,
         "points_in_boxes_cpu": _points_in_boxes_cpu,
-    }
+    },
+    "iou3d_nms_cuda": {
+        "boxes_overlap_bev_gpu": _boxes_overlap_bev_gpu,
+        "boxes_aligned_overlap_bev_gpu": _boxes_aligned_overlap_bev_gpu,
+        "boxes_iou_bev_gpu": _boxes_iou_bev,
+        "boxes_iou_bev_cpu": _boxes_iou_bev,
+        "boxes_aligned_iou_bev_cpu": _boxes_aligned_iou_bev_cpu,
+        "nms_gpu": _nms_gpu,
+        "nms_normal_gpu": _nms_normal_gpu,
+    },
 }
 
 
@@ -123,4 +238,14 @@ def extension(name: str) -> Extension:
 
 _finder.install("pcdet")
 
-__all__ = ["RoIAwarePool3d", "points_in_boxes_cpu", "points_in_boxes_gpu"]
+__all__ = [
+    "RoIAwarePool3d",
+    "boxes_aligned_iou3d_gpu",
+    "boxes_bev_iou_cpu",
+    "boxes_iou3d_gpu",
+    "boxes_iou_bev",
+    "nms_gpu",
+    "nms_normal_gpu",
+    "points_in_boxes_cpu",
+    "points_in_boxes_gpu",
+]
