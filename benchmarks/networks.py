@@ -78,7 +78,7 @@ def loss_against_reference(model: Any, network: Network) -> tuple[float, float]:
 
     def loss() -> float:
         torch.manual_seed(0)
-        return losses(copy.deepcopy(model), copy.deepcopy(data))[0].item()
+        return losses(copy.deepcopy(model), data)[0].item()
 
     mine = loss()
     with triops.reference_backend():
@@ -98,7 +98,7 @@ def run(network: Network, device: str, seconds: float) -> dict[str, Any]:
 
     def step() -> None:
         optimizer.zero_grad()
-        losses(model, copy.copy(data))[0].backward()
+        losses(model, data)[0].backward()
         optimizer.step()
 
     row: dict[str, Any] = {
@@ -109,7 +109,7 @@ def run(network: Network, device: str, seconds: float) -> dict[str, Any]:
         "loss_of_the_reference": theirs,
     }
     row["predict"] = {
-        **measure(lambda: predict(model, copy.copy(one)), device, 1, seconds),
+        **measure(lambda: predict(model, one), device, 1, seconds),
         "boxes": _boxes(model, one),
     }
     if device == "cuda":
@@ -121,7 +121,7 @@ def run(network: Network, device: str, seconds: float) -> dict[str, Any]:
 
 
 def _boxes(model: Any, data: dict[str, Any]) -> int:
-    return len(predict(model, copy.copy(data))[0].scores_3d)
+    return len(predict(model, data)[0].scores_3d)
 
 
 def _wait(device: str) -> None:
