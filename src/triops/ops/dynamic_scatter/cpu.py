@@ -13,9 +13,11 @@ from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, in_huge_pages, jit, run
 from triops.ops.dynamic_scatter.reference import check_indices
 from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
+from triops.ops.roiaware_pool3d.cpu import _prefetch as prefetch
 
 NUMBERS = 100_000  # of the features, worth a thread
 MAX_KEY = 2**62
+AHEAD = 24  # points ahead whose rows are fetched: sorted by voxel, they lie anywhere
 GROUP = 16  # channels: a cache line of float32
 
 
@@ -36,7 +38,7 @@ def dynamic_scatter_forward(features, coords, reduce):
     grain = max(1, NUMBERS * max(voxels, 1) // max(features.numel(), 1))
     run(kernel, voxels, grain, as_bits(features), rows, starts, np.zeros(1, real), reduce == "mean", as_bits(reduced))
     run(
-        _describe, voxels, max(1, NUMBERS * max(voxels, 1) // max(len(rows), 1)), rows_np, rows, starts,
+        _describe, voxels, max(1, NUMBERS * max(voxels, 1) // max(total, 1)), rows_np, rows, starts,
         voxel_coords.numpy(), counts.numpy(), point_to_voxel.numpy(),
     )  # fmt: skip
     return reduced, voxel_coords, point_to_voxel, counts
@@ -47,6 +49,8 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     voxel = as_numpy(point_to_voxel)
     if _outside(voxel, grad_reduced.shape[0]):
         check_indices(point_to_voxel, grad_reduced.shape[0])
+    if grad_reduced.shape[0] == 0:
+        return torch.zeros((total, channels), dtype=features.dtype)
     grad_features = torch.empty((total, channels), dtype=features.dtype)
     in_huge_pages(grad_features)
     grad, target = as_bits(grad_reduced), as_bits(grad_features)
@@ -62,88 +66,87 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
 
 
 def _sorted_keys(rows_np, coords):
-    """-> keys int64 [n + 1] and rows int32 [n] of the points that are kept, ascending by voxel, then by point."""
-    highest = np.zeros(coords.shape[1], np.int64)
-    kept = _extent(rows_np, highest)
-    shape = [int(h) + 1 for h in highest]
-    keys, rows = np.empty(kept + 1, np.int64), np.empty(kept, np.int32)
-    if math.prod(shape) < MAX_KEY:
+    """-> keys [n or more] and rows int32 [n] of the points that are kept, ascending by voxel, then by point."""
+    total = len(coords)
+    shape = [max(h + 1, 1) for h in coords.amax(0).tolist()] if total else [1]
+    places = math.prod(shape)
+    rows = np.empty(total + 1, np.int32)
+    if places < MAX_KEY:
         strides = np.array([math.prod(shape[axis + 1 :]) for axis in range(len(shape))], np.int64)
-        ascending = _keys(rows_np, strides, keys, rows)
+        keys = np.empty(total + 1, np.int32 if places < 2**31 else np.int64)
+        kept, ascending = _keys(rows_np, strides, keys, rows)
+        keys, rows = keys[: kept + 1], rows[:kept]
         return (keys, rows) if ascending else radix_sort(keys, rows)
     inside = (coords >= 0).all(1)  # coordinates that no flat number can hold
-    keys[:kept] = coords[inside].unique(dim=0, return_inverse=True)[1].numpy()
-    rows[:] = inside.nonzero()[:, 0].numpy()
-    return radix_sort(keys, rows)
-
-
-@jit
-def _extent(coords, highest):
-    """The highest coordinates among rows without a negative one. -> how many rows that are"""
-    kept = 0
-    for i in range(coords.shape[0]):
-        negative = False
-        for d in range(coords.shape[1]):
-            negative |= coords[i, d] < 0
-        if not negative:
-            kept += 1
-            for d in range(coords.shape[1]):
-                highest[d] = max(highest[d], np.int64(coords[i, d]))
-    return kept
+    keys = coords[inside].unique(dim=0, return_inverse=True)[1].numpy()
+    return radix_sort(keys, inside.nonzero()[:, 0].int().numpy())
 
 
 @jit
 def _keys(coords, strides, keys, rows):
+    """Keys and row numbers of the rows that are kept. -> how many, and whether the keys ascend
+
+    Without a branch, as nothing foretells which points are left out: these are written behind the last, and
+    overwritten by the next.
+    """
     n, before, ascending = 0, np.int64(-1), True
     for i in range(coords.shape[0]):
-        key, negative = np.int64(0), False
-        for d in range(coords.shape[1]):
+        key, signs = np.int64(0), np.int64(0)
+        for d in range(np.uint64(coords.shape[1])):
             value = np.int64(coords[i, d])
-            negative |= value < 0
+            signs |= value
             key += value * strides[d]
-        if not negative:
-            keys[n], rows[n] = key, i
-            ascending &= key >= before
-            before = key
-            n += 1
-    return ascending
+        kept = signs >= 0
+        keys[n], rows[n] = key, i
+        ascending &= (key >= before) | (not kept)
+        before = key if kept else before
+        n += kept
+    return n, ascending
 
 
 @jit
 def _segments(keys, count, starts):
     """Where the runs of equal keys begin, and the end behind them. -> how many runs"""
-    n = 0
-    for j in range(count):
-        if j == 0 or keys[j] != keys[j - 1]:
-            starts[n] = j
-            n += 1
+    n = np.int64(count > 0)
+    starts[0] = 0
+    for j in range(1, count):
+        starts[n] = j
+        n += keys[j] != keys[j - 1]
     starts[n] = count
     return n
 
 
 @jit
 def _describe(begin, end, coords, rows, starts, voxel_coords, counts, point_to_voxel):
+    flat, behind, axes = coords.reshape(-1), len(rows) - 1, np.uint64(coords.shape[1])
     for v in range(begin, end):
-        for d in range(coords.shape[1]):
-            voxel_coords[v, d] = coords[rows[starts[v]], d]
-        counts[v] = starts[v + 1] - starts[v]
-        for j in range(starts[v], starts[v + 1]):
-            point_to_voxel[rows[j]] = v
+        first, last = starts[v], starts[v + 1]
+        row = np.uint64(rows[first])
+        prefetch(flat, np.uint64(rows[min(starts[min(v + AHEAD, end)], behind)]) * axes)
+        for d in range(axes):
+            voxel_coords[v, d] = coords[row, d]
+        counts[v] = last - first
+        for j in range(first, last):
+            point_to_voxel[np.uint64(rows[j])] = v
 
 
 @jit
 def _sum(begin, end, features, rows, starts, zero, mean, reduced):
     channels = np.uint64(features.shape[1])
+    flat, behind = features.reshape(-1), len(rows) - 1
     total = np.empty(features.shape[1], zero.dtype)
     for v in range(begin, end):
-        row = np.uint64(rows[starts[v]])
+        first, last = starts[v], starts[v + 1]
+        row = np.uint64(rows[first])
+        prefetch(flat, np.uint64(rows[min(first + AHEAD, behind)]) * channels)
         for c in range(channels):
             total[c] = widen(features[row, c])
-        for j in range(starts[v] + 1, starts[v + 1]):
+        for j in range(first + 1, last):
             row = np.uint64(rows[j])
+            prefetch(flat, np.uint64(rows[min(j + AHEAD, behind)]) * channels)
             for c in range(channels):
                 total[c] += widen(features[row, c])
-        count = zero.dtype.type(starts[v + 1] - starts[v]) if mean else zero.dtype.type(1)
+        count = zero.dtype.type(last - first) if mean else zero.dtype.type(1)
         for c in range(channels):
             reduced[v, c] = narrow(total[c] / count, reduced)
 
@@ -151,11 +154,13 @@ def _sum(begin, end, features, rows, starts, zero, mean, reduced):
 @jit
 def _maximum(begin, end, features, rows, starts, zero, mean, reduced):
     channels = np.uint64(features.shape[1])
+    flat, behind = features.reshape(-1), len(rows) - 1
     best = np.empty(features.shape[1], zero.dtype)
     for v in range(begin, end):
         best[:] = -np.inf
         for j in range(starts[v], starts[v + 1]):
             row = np.uint64(rows[j])
+            prefetch(flat, np.uint64(rows[min(j + AHEAD, behind)]) * channels)
             for c in range(channels):
                 value = widen(features[row, c])
                 best[c] = value if value > best[c] else best[c]  # NaN is above nothing
@@ -173,16 +178,16 @@ def _outside(point_to_voxel, voxels):
 
 @jit
 def _give_to_all(begin, end, grad, point_to_voxel, counts, mean, grad_features):
-    one = counts.dtype.type(1)
+    """Without a branch, as nothing foretells which points were left out: these read the first voxel in vain."""
+    zero, one = counts.dtype.type(0), counts.dtype.type(1)
     channels = np.uint64(grad.shape[1])
     for i in range(begin, end):
         voxel = point_to_voxel[i]
-        if voxel < 0:
-            grad_features[i] = 0
-            continue
-        count = counts[voxel] if mean else one
+        at = np.uint64(max(voxel, 0))
+        count = counts[at] if mean else one
         for c in range(channels):
-            grad_features[i, c] = narrow(widen(grad[voxel, c]) / count, grad_features)
+            value = widen(grad[at, c]) / count
+            grad_features[i, c] = narrow(value if voxel >= 0 else zero, grad_features)
 
 
 @jit

@@ -9,10 +9,11 @@ import torch
 
 from triops._box.reference import compute_dtype
 from triops._half import as_bits
-from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._launch import as_numpy, jit, run
 from triops.ops.voxelize.geometry import grid_size
 
 POINTS = 20_000  # worth a thread
+FRESH_PAGES = 32 * 2**20  # bytes from which on the C library takes new memory for every result
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads neighbouring cells
 
 
@@ -30,25 +31,20 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
     run(_keys, total, POINTS, xyz, low, size, grid, keys)
 
     bits = total.bit_length() + 1  # at most half full
-    # Zeroed by the system page by page when first touched: what lies behind the last voxel never is.
-    coords, num_points = np.zeros((rows, 3), np.int32), np.zeros(rows, np.int32)
-    slots = np.empty(total, np.int32)
+    coords, num_points = torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    slots = torch.empty(total, dtype=torch.int32)
     count = _assign(
-        keys, grid, np.zeros(1 << bits, np.int32), np.uint64(64 - bits), np.empty(rows, np.int64), max_points,
-        coords, num_points, slots,
+        keys, grid, torch.zeros(1 << bits, dtype=torch.int32).numpy(), np.uint64(64 - bits), np.empty(rows, np.int64),
+        max_points, coords.numpy(), num_points.numpy(), slots.numpy(),
     )  # fmt: skip
 
     source = as_bits(points)
-    voxels = np.zeros((rows * max_points, channels), source.dtype)
-    in_huge_pages(torch.from_numpy(voxels[: count * max_points]))
-    run(_place, total, POINTS, source, slots, voxels)
-    return (
-        torch.from_numpy(voxels).view(points.dtype).view(rows, max_points, channels),
-        torch.from_numpy(coords),
-        torch.from_numpy(num_points),
-        torch.from_numpy(slots),
-        torch.tensor(count, dtype=torch.int32),
-    )
+    if rows * max_points * channels * points.element_size() < FRESH_PAGES:
+        voxels = torch.zeros((rows, max_points, channels), dtype=points.dtype)
+    else:  # zeroed by the system when first touched: what lies behind the last voxel never is
+        voxels = torch.from_numpy(np.zeros((rows, max_points, channels), source.dtype)).view(points.dtype)
+    run(_place, total, POINTS, source, slots.numpy(), as_bits(voxels).reshape(rows * max_points, channels))
+    return voxels, coords, num_points, slots, torch.tensor(count, dtype=torch.int32)
 
 
 def _parameters(points, voxel_size, point_range):
