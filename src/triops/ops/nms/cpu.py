@@ -114,44 +114,43 @@ def _exp(x):
 
 
 @jit
+def _overlaps_of(fields, place, count, offset, out):
+    """Overlaps of the box at `place` with the first `count` boxes."""
+    x1, y1, x2, y2 = fields[X1, place], fields[Y1, place], fields[X2, place], fields[Y2, place]
+    area = fields[AREA, place]
+    a, b, c, d, e = fields[X1], fields[Y1], fields[X2], fields[Y2], fields[AREA]
+    for j in range(np.uint64(count)):
+        out[j] = _overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
+
+
+@jit
 def _soften(fields, current, offset, threshold, negative_sigma, least, method, chosen, lowered):
+    """Boxes that wait stand together at the front, in their order, so of equal scores the first is found first."""
     real = fields.dtype.type
-    zero, one = real(0), real(1)
+    zero, one, lowest = real(0), real(1), real(-np.inf)
+    x1, y1, x2, y2, area = fields[X1], fields[Y1], fields[X2], fields[Y2], fields[AREA]
     index = np.arange(len(current))
-    waiting = 0
-    for i in range(len(current)):
-        if current[i] > -np.inf:
-            index[waiting] = i
-            waiting += 1
-    count = 0
+    ious = np.zeros(len(current), fields.dtype)
+    waiting, best, count = len(current), len(current), 0
+    starting = True
     while waiting > 0:
-        place = 0
-        for k in range(1, waiting):  # `index` ascends, so of equal scores this finds the first
-            if current[index[k]] > current[index[place]]:
-                place = k
-        best = index[place]
-        chosen[count], lowered[count] = best, current[best]
-        count += 1
-        x1, y1, x2, y2 = fields[X1, best], fields[Y1, best], fields[X2, best], fields[Y2, best]
-        area = fields[AREA, best]
-        left = 0
+        left, next_best, best_score = 0, 0, lowest
         for k in range(waiting):
-            i = index[k]
-            if i == best:
-                continue
-            iou = _overlap(
-                x1, y1, x2, y2, area, fields[X1, i], fields[Y1, i], fields[X2, i], fields[Y2, i], fields[AREA, i],
-                False, offset,
-            )  # fmt: skip
+            iou, score = ious[k], current[k]
             if method == 2:
-                weight = real(_exp((float(iou) * float(iou)) / negative_sigma))
-            elif iou >= threshold:
-                weight = one - iou if method == 1 else zero
-            else:
-                weight = one
-            current[i] *= weight
-            if current[i] >= least:
-                index[left] = i
+                if iou > zero:  # without an overlap the weight is 1
+                    score *= real(_exp((float(iou) * float(iou)) / negative_sigma))
+            elif (iou >= threshold) & (not starting):
+                score *= one - iou if method == 1 else zero
+            if (k != best) & (score > lowest if starting else score >= least):
+                current[left], index[left] = score, index[k]
+                x1[left], y1[left], x2[left], y2[left], area[left] = x1[k], y1[k], x2[k], y2[k], area[k]
+                if score > best_score:
+                    next_best, best_score = left, score
                 left += 1
-        waiting = left
+        waiting, best, starting = left, next_best, False
+        if waiting > 0:
+            chosen[count], lowered[count] = index[best], current[best]
+            count += 1
+            _overlaps_of(fields, best, waiting, offset, ious)
     return count
