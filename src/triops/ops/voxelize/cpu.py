@@ -9,7 +9,7 @@ import torch
 
 from triops._box.reference import compute_dtype
 from triops._half import as_bits
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, run
 from triops.ops.voxelize.geometry import grid_size
 
 POINTS = 20_000  # worth a thread
@@ -40,7 +40,9 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
 
     source = as_bits(points)
     if rows * max_points * channels * points.element_size() < FRESH_PAGES:
-        voxels = torch.zeros((rows, max_points, channels), dtype=points.dtype)
+        voxels = torch.empty((rows, max_points, channels), dtype=points.dtype)
+        in_huge_pages(voxels)
+        voxels.zero_()
     else:  # zeroed by the system when first touched: what lies behind the last voxel never is
         voxels = torch.from_numpy(np.zeros((rows, max_points, channels), source.dtype)).view(points.dtype)
     run(_place, total, POINTS, source, slots.numpy(), as_bits(voxels).reshape(rows * max_points, channels))
