@@ -1,6 +1,6 @@
 """CenterPoint of mmdetection3d, unmodified, on triops: built from its own config, trained on one synthetic scene.
 
-python examples/detect_centerpoint.py --steps 10
+python examples/detect_centerpoint.py --steps 30
 """
 
 from detectors import main

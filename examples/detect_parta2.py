@@ -1,6 +1,6 @@
 """PartA2 of mmdetection3d, unmodified, on triops: built from its own config, trained on one synthetic scene.
 
-python examples/detect_parta2.py --steps 10
+python examples/detect_parta2.py --steps 30
 """
 
 from detectors import main
