@@ -101,15 +101,15 @@ def _batch_norm(norm: _BatchNorm, features: Tensor) -> Tensor:
     """`norm(features)` for any number of rows; none of them teach the running statistics nothing."""
     wide = features.double() if features.dtype == torch.float64 else features.float()
     if norm.training or norm.running_mean is None or norm.running_var is None:
-        rows = torch.sym_max(features.shape[0], 1)
+        rows = max(features.shape[0], 1)
         mean = wide.sum(0) / rows
         variance = (wide - mean).square().sum(0) / rows
         if norm.training and norm.running_mean is not None and norm.running_var is not None:
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.add_(1)
             share = 1.0 / norm.num_batches_tracked.float() if norm.momentum is None else norm.momentum
-            share = share * torch.sym_min(features.shape[0], 1)
-            unbiased = variance * (rows / torch.sym_max(rows - 1, 1))
+            share = share * min(features.shape[0], 1)
+            unbiased = variance * (rows / max(rows - 1, 1))
             for running, seen in ((norm.running_mean, mean), (norm.running_var, unbiased)):
                 running.add_((seen.detach() - running) * share)
     else:

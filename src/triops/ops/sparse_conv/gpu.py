@@ -1,8 +1,8 @@
 """Sparse convolution on GPU: a masked implicit GEMM over tiles of output rows (see tiling), without scatter.
 
 A program takes a tile of rows and a block of output channels through the offsets that the tile has, heaviest tiles
-first. float32 runs on tensor cores without losing its precision, as three products of TF32 parts, unless torch
-allows plain TF32.
+first. float32 runs on tensor cores without losing its precision, as six products of bfloat16 parts, unless torch
+allows TF32.
 """
 
 from functools import cache
@@ -61,7 +61,7 @@ def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
     _conv_kernel[(count * across,)](
         features.contiguous(), weight, out if bias is None else bias.contiguous(), out,
         tiles.rows, tiles.counts, tiles.taps, tiles.neighbors,
-        count, taps, stride[0], stride[1], stride[2], weight.numel() // 2,
+        count, taps, stride[0], stride[1], stride[2], weight.numel() // 3,
         IN=channels_in, OUT=channels_out, TILE=TILE, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
         BIAS=bias is not None, PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
         STAGES=config.stages, num_warps=config.warps,
@@ -108,7 +108,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
 
 
 def _precision(dtype):
-    """Of the products: "native" for half types, "tf32", "split" (float32 by three TF32 products), "ieee"."""
+    """Of the products: "native" for half types, "tf32", "split" (float32 by six bfloat16 products), "ieee"."""
     if dtype in (torch.float16, torch.bfloat16):
         return "native"
     if dtype == torch.float64 or torch.version.hip or _gpu.INTERPRETED:  # AMD multiplies float32 as it is
@@ -126,10 +126,10 @@ def _tf32_allowed():
 @cache
 def _forward_config(dtype, precision, channels_in, channels_out):
     out = min(max(triton.next_power_of_2(channels_out), 16), 128)
-    inner = min(max(triton.next_power_of_2(channels_in), 16), 64 if precision == "native" else 32)
+    inner = min(max(triton.next_power_of_2(channels_in), 16), 32 if precision == "tf32" else 64)
     if dtype == torch.float64:
         return Config(min(out, 32), 16, 4, 1)
-    return Config(out, inner, 4, 3)
+    return Config(out, inner, 4, 2 if precision == "split" else 3)
 
 
 @cache
@@ -138,14 +138,14 @@ def _weight_config(dtype, channels_in, channels_out):
     out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
     if dtype == torch.float64:
         return WeightConfig(min(out, 32), min(inner, 32), 16, 4, 1)
-    wide = out * inner >= 128 * 128  # whose sums take the registers of 8 warps
-    rows = 64 if dtype != torch.float32 else 16 if wide else 32
-    return WeightConfig(out, inner, rows, 8 if wide else 4, 3)
+    if dtype == torch.float32:
+        return WeightConfig(out, min(inner, 64), 32, 4, 2)
+    return WeightConfig(out, inner, 64 if out * inner > 64 * 64 else 32, 4, 4)
 
 
 def _split(weight):
-    """[Cout, K, Cin] -> [2, Cout, K, Cin]: the leading bits that TF32 holds, and what is left."""
-    parts = torch.empty((2, *weight.shape), dtype=torch.float32, device=weight.device)
+    """[Cout, K, Cin] -> bfloat16 [3, Cout, K, Cin], whose sum over the first axis is the float32 weight."""
+    parts = torch.empty((3, *weight.shape), dtype=torch.bfloat16, device=weight.device)
     _, taps, channels_in = weight.shape
     block = 1024
     _split_kernel[(triton.cdiv(weight.numel(), block),)](
@@ -160,16 +160,27 @@ def _split_kernel(weight, parts, size, taps, channels_in, stride_out, stride_tap
     exists = place < size
     tap = place // channels_in
     at = (tap // taps).to(tl.int64) * stride_out + (tap % taps) * stride_tap + (place % channels_in) * stride_in
-    value = tl.load(weight + at, mask=exists)
-    leading = _leading_bits(value)
-    tl.store(parts + place, leading, mask=exists)
-    tl.store(parts + size + place, value - leading, mask=exists)
+    high, middle, low = _parts_of(tl.load(weight + at, mask=exists))
+    tl.store(parts + place, high, mask=exists)
+    tl.store(parts + size + place, middle, mask=exists)
+    tl.store(parts + 2 * size + place, low, mask=exists)
 
 
 @triton.jit
-def _leading_bits(value):
-    """A float32 without the 13 bits that TF32 has no room for."""
-    return (value.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+def _parts_of(value):
+    """A float32 as the sum of three bfloat16. The first is cut off, not rounded: it must not become infinite."""
+    cut = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    rest = value - cut
+    middle = rest.to(tl.bfloat16)
+    return cut.to(tl.bfloat16), middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _load(at, exists, ALL: tl.constexpr):
+    if ALL:  # a mask would cost wide loads
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=exists, other=0.0)
 
 
 @triton.jit
@@ -184,19 +195,25 @@ def _product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_product(a, b_leading, b_rest, REPAIR: tl.constexpr):
-    """a @ b in float32, b in parts. An infinite value leaves NaN as its rest, which REPAIR drops."""
-    a_leading = _leading_bits(a)
-    small = tl.dot(a - a_leading, b_leading, input_precision="tf32")
-    small = tl.dot(a_leading, b_rest, small, input_precision="tf32")
+def _split_product(a, b_high, b_middle, b_low, REPAIR: tl.constexpr):
+    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
+
+    An infinite value leaves NaN in its lower parts, which REPAIR drops.
+    """
+    a_high, a_middle, a_low = _parts_of(a)
+    small = tl.dot(a_low, b_high)
+    small = tl.dot(a_middle, b_middle, small)
+    small = tl.dot(a_high, b_low, small)
+    small = tl.dot(a_middle, b_high, small)
+    small = tl.dot(a_high, b_middle, small)
     if REPAIR:
         small = tl.where(small == small, small, 0.0)
-    return tl.dot(a_leading, b_leading, small, input_precision="tf32")
+    return tl.dot(a_high, b_high, small)
 
 
 @triton.jit
 def _visit(
-    features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest, total,
+    features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
     IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, FULL_OUT: tl.constexpr,
     FLIP: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
@@ -216,15 +233,11 @@ def _visit(
         row = row.to(tl.int64)
     a = tl.load(features + row[:, None] * IN + summed[None, :], mask=taken, other=0.0)
     at = weight + tap * stride_tap + channel[None, :] * stride_out + summed[:, None] * stride_in
-    if IN % BLOCK_IN != 0 or not FULL_OUT:
-        exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
-        b = tl.load(at, mask=exists, other=0.0)
-        b_rest = tl.load(at + rest, mask=exists, other=0.0) if PRECISION == "split" else b
-    else:
-        b = tl.load(at)
-        b_rest = tl.load(at + rest) if PRECISION == "split" else b
+    exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
+    ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
+    b = _load(at, exists, ALL)
     if PRECISION == "split":
-        product = _split_product(a, b, b_rest, REPAIR)
+        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL), REPAIR)
         # added outside: the accumulator inside a tensor core truncates, and many offsets would show it
         total += tl.where(met, product, 0.0) if REPAIR else product
     elif REPAIR:
@@ -237,7 +250,7 @@ def _visit(
 @_gpu.kernel
 def _conv_kernel(
     features, weight, bias, out, rows, counts, taps_of, neighbors, tiles, taps,
-    stride_out, stride_tap, stride_in, rest,
+    stride_out, stride_tap, stride_in, part,
     IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
     FLIP: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -252,7 +265,7 @@ def _conv_kernel(
     total = tl.zeros([TILE, BLOCK_OUT], tl.float64 if features.dtype.element_ty == tl.float64 else tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         total = _visit(
-            features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest, total,
+            features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
             IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
         )  # fmt: skip
     if PRECISION == "split" or PRECISION == "ieee":
@@ -263,7 +276,7 @@ def _conv_kernel(
         total = tl.where(spoilt > 0, 0.0, total).to(total.dtype)
         for step in tl.range(0, steps * spoilt, num_stages=1):
             total = _visit(
-                features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, rest,
+                features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part,
                 total, IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, True,
             )  # fmt: skip
     if BIAS:
