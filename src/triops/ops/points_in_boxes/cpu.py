@@ -113,7 +113,7 @@ def _build_grid(boxes, bottom, margin):
             for v in range(span[t, 2], span[t, 3] + 1):
                 box[cursor[u * GRID + v]] = t
                 cursor[u * GRID + v] += 1
-    occupied = np.zeros(first.shape[0] - 1, np.uint32)
+    occupied = np.zeros(first.shape[0] - 1, np.uint8)  # bytes: the table then fits the first-level cache
     for c in range(occupied.shape[0]):
         occupied[c] = first[c + 1] > first[c]
     return frame, extent, scale, first, box, occupied
@@ -148,7 +148,7 @@ def _keep_occupied(cell, occupied, count, kept):
     n = np.uint32(0)
     for i in range(np.uint32(count)):
         kept[n] = i
-        n += occupied[np.uint32(cell[i])]
+        n += np.uint32(occupied[np.uint32(cell[i])])
     return n
 
 
