@@ -51,7 +51,7 @@ def measure(
     standard = _sample.standard_of(operator)
     if name == TF32:
         torch.backends.cuda.matmul.allow_tf32 = True
-        standard = replace(standard, float32=standard.half)
+        standard = replace(standard, floats="static", float32=standard.half)
     judgements = judge(operator(*args), own, wide, standard)
     del own, wide
     work = _sample.module_of(operator).work(operator.name, args)

@@ -60,8 +60,8 @@ def _search(points, boxes, z_origin, margin, out, every):
 
 @triton.jit
 def _masks(workspace, rows):
-    """Where the masks begin: behind the rows of frames."""
-    return (workspace + rows.to(tl.int64) * 8).to(tl.pointer_type(tl.int32), bitcast=True)
+    """Where the masks begin: behind the rows of frames, of which there may be a constant number (1 box, 1 batch)."""
+    return (workspace + tl.cast(rows, tl.int64) * 8).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit

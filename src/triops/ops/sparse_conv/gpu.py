@@ -195,20 +195,16 @@ def _product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_product(a, b_high, b_middle, b_low, REPAIR: tl.constexpr):
-    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
-
-    An infinite value leaves NaN in its lower parts, which REPAIR drops.
-    """
+def _split_product(a, b_high, b_middle, b_low):
+    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out."""
     a_high, a_middle, a_low = _parts_of(a)
     small = tl.dot(a_low, b_high)
     small = tl.dot(a_middle, b_middle, small)
     small = tl.dot(a_high, b_low, small)
     small = tl.dot(a_middle, b_high, small)
     small = tl.dot(a_high, b_middle, small)
-    if REPAIR:
-        small = tl.where(small == small, small, 0.0)
-    return tl.dot(a_high, b_high, small)
+    # an infinite value leaves NaN in its lower parts; the product of the high ones knows what it comes to
+    return tl.dot(a_high, b_high, tl.where(small == small, small, 0.0))
 
 
 @triton.jit
@@ -237,11 +233,13 @@ def _visit(
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
     b = _load(at, exists, ALL)
     if PRECISION == "split":
-        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL), REPAIR)
-        # added outside: the accumulator inside a tensor core truncates, and many offsets would show it
-        total += tl.where(met, product, 0.0) if REPAIR else product
+        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL))
+        total += tl.where(met, product, 0.0)  # a row without this offset stays out of it: 0 * inf is NaN
     elif REPAIR:
         total += tl.where(met, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
+    elif IN > 128:
+        # added outside: the accumulator of a tensor core truncates, and many channels and offsets would show it
+        total += _product(a, b, tl.zeros_like(total), PRECISION)
     else:
         total = _product(a, b, total, PRECISION)
     return total
@@ -268,10 +266,10 @@ def _conv_kernel(
             features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
             IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
         )  # fmt: skip
-    if PRECISION == "split" or PRECISION == "ieee":
-        # Splitting makes NaN of infinite features, and an infinite weight of rows that lack its offset (0 * inf):
-        # a tile that holds any is summed up anew, with more care. Else the loop takes no step. Half types and TF32
-        # know only the second case, and the registers for it would cost them a third of their speed.
+    if PRECISION == "ieee":
+        # An infinite weight makes NaN of rows that lack its offset (0 * inf): a tile that holds any is summed up
+        # anew, with more care. Else the loop takes no step. In half types and TF32 the registers for it would cost
+        # a third of their speed.
         spoilt = tl.max((total != total).to(tl.int32))
         total = tl.where(spoilt > 0, 0.0, total).to(total.dtype)
         for step in tl.range(0, steps * spoilt, num_stages=1):

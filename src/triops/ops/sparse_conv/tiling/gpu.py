@@ -71,10 +71,10 @@ def make_tiles(table, count):
             table, seen, keys, outputs, count, taps, PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS,
             BLOCK=block, num_warps=4,
         )  # fmt: skip
-        order = keys.sort(stable=True).indices
+        keys, order = keys.sort(stable=True)
         _tile_kernel[(tiles,)](
-            table, order, rows, counts, visited, neighbors, outputs, count, taps,
-            AT_ONCE=min(padded, TAPS_AT_ONCE), TILE=TILE, num_warps=4,
+            table, seen, keys, order, rows, counts, visited, neighbors, outputs, count, taps,
+            PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS, TILE=TILE, num_warps=4,
         )  # fmt: skip
     return Tiles(rows, counts, visited, neighbors)
 
@@ -106,21 +106,26 @@ def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
     tl.store(seen + tap, tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
 
 
+@triton.jit
+def _bit_of(seen, tap, taps, PADDED: tl.constexpr, BITS: tl.constexpr):
+    """Which bit of a mask stands for an offset: the most common has bit 0; of more than BITS the rarest have one."""
+    every = tl.arange(0, PADDED)[None, :]
+    frequency = tl.load(seen + every, mask=every < taps, other=-1)
+    own = tl.load(seen + tap, mask=tap < taps, other=-1)[:, None]
+    more_common = (frequency > own) | ((frequency == own) & (every < tap[:, None]))
+    return tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - BITS, 0)
+
+
 @_gpu.kernel
 def _key_kernel(
     table, seen, keys, outputs, count, taps,
     PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    every = tl.arange(0, PADDED)
-    frequency = tl.load(seen + every, mask=every < taps, other=-1)
     mask = tl.zeros([BLOCK], tl.int32)
     for first in range(0, taps, AT_ONCE):
         tap = first + tl.arange(0, AT_ONCE)
-        own = tl.load(seen + tap, mask=tap < taps, other=-1)[:, None]
-        more_common = (frequency[None, :] > own) | ((frequency[None, :] == own) & (every[None, :] < tap[:, None]))
-        # the most common offset has bit 0; of more offsets than bits the rarest are kept
-        bit = tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - BITS, 0)
+        bit = _bit_of(seen, tap, taps, PADDED, BITS)
         met = tl.load(
             table + tap[:, None].to(tl.int64) * outputs + row[None, :],
             mask=(tap < taps)[:, None] & (row < outputs)[None, :], other=-1,
@@ -134,20 +139,25 @@ def _key_kernel(
 
 @_gpu.kernel
 def _tile_kernel(
-    table, order, rows, counts, taps_of, neighbors, outputs, count, taps,
-    AT_ONCE: tl.constexpr, TILE: tl.constexpr,
+    table, seen, keys, order, rows, counts, taps_of, neighbors, outputs, count, taps,
+    PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """A tile's visits. A sorted key tells which offsets its row has: only those are looked up."""
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     place = tile * TILE + lane
     row = tl.load(order + place, mask=place < outputs, other=-1)
+    key = tl.load(keys + place, mask=place < outputs, other=0)
+    mask = key ^ (key >> 1)  # the Gray code of that rank
     tl.store(rows + place, row.to(tl.int32))
     visits = tl.zeros([], tl.int32)
     for first in range(0, taps, AT_ONCE):
         tap = first + tl.arange(0, AT_ONCE)
+        bit = _bit_of(seen, tap, taps, PADDED, BITS)[:, None]
+        listed = ((mask[None, :] >> tl.maximum(bit, 0)) & 1) | (bit < 0).to(tl.int32)
         met = tl.load(
             table + tap[:, None].to(tl.int64) * outputs + row[None, :],
-            mask=(tap < taps)[:, None] & (row >= 0)[None, :], other=-1,
+            mask=(tap < taps)[:, None] & (row >= 0)[None, :] & (listed > 0), other=-1,
         )  # fmt: skip
         met = tl.where((met >= 0) & (met < count), met, -1)
         some = tl.max(met, 1) >= 0
