@@ -34,9 +34,17 @@ Ratios taken in one process, interleaved, on one thread unless said: how many ti
 """
 
 
+NETWORK_WORDS = """
+Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights: see [the drop-in page](dropin.md).
+Scenes are synthetic, of the size of the data set's own. **triops**: the share of the time that the operators of this
+library take, host work included; the rest is torch and mmdetection3d.
+"""
+
+
 def page() -> str:
     """The whole page."""
-    files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    every = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    files = [file for file in every if "cases" in file]
     parts = [HEAD]
     for machine in dict.fromkeys(f["machine"] for f in files if _is_gpu(f)):
         parts += [f"\n## {machine}\n{GPU_WORDS}", *(_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f))]
@@ -45,7 +53,29 @@ def page() -> str:
             f"\n## {machine}\n{CPU_WORDS}",
             *(_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)),
         ]
+    networks = [file for file in every if "networks" in file]
+    if networks:
+        parts += [f"\n## Whole networks\n{NETWORK_WORDS}", *(_networks(file) for file in networks)]
     return "".join(parts)
+
+
+def _networks(file: dict[str, Any]) -> str:
+    lines = [
+        "| network | points a scene | | batch | ms | scenes a second | triops | of which | peak memory, MiB |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: |",
+    ]
+    for row in file["networks"]:
+        for what in ("predict", "train"):
+            run = row[what]
+            most = [f"{name} {share * 100:.0f} %" for name, share in list(run["share_by_operator"].items())[:3]]
+            cells = [
+                row["network"], f"{row['points']:,}", what, str(run["batch"]), _number(run["ms"]),
+                _number(run["scenes_per_second"]), f"{run['triops_share'] * 100:.0f} %", ", ".join(most),
+                _us(run.get("peak_memory_mib")),
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    words = f"{file['date']}, torch {file['torch']}."
+    return f"\n### {file['machine']}\n\n" + "\n".join(lines) + f"\n\n<small>{words}</small>\n"
 
 
 def _is_gpu(file: dict[str, Any]) -> bool:
