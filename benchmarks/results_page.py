@@ -35,7 +35,7 @@ Ratios taken in one process, interleaved, on one thread unless said: how many ti
 
 
 NETWORK_WORDS = """
-Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights: see [the drop-in page](dropin.md).
+Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights: see [the page](dropin.md).
 Scenes are synthetic, of the size of the data set's own. **triops**: the share of the time that the operators of this
 library take, host work included; the rest is torch and mmdetection3d.
 """
