@@ -63,7 +63,8 @@ def _cell(points, i, low, size, grid):
     x = np.floor((points[i, 0] - low[0]) / size[0])
     y = np.floor((points[i, 1] - low[1]) / size[1])
     z = np.floor((points[i, 2] - low[2]) / size[2])
-    inside = (x >= 0) & (x < grid[0]) & (y >= 0) & (y < grid[1]) & (z >= 0) & (z < grid[2])
+    behind = (points[i, 0] >= low[0]) & (points[i, 1] >= low[1]) & (points[i, 2] >= low[2])
+    inside = behind & (x < grid[0]) & (y < grid[1]) & (z < grid[2])
     return inside, x, y, z
 
 

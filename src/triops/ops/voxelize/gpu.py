@@ -118,8 +118,10 @@ def _real(bits, points):
 
 @triton.jit
 def _position(points, at, mask, low, size):
+    """-> the cell along one axis, and whether the point lies behind its first border. The latter is not asked of the
+    quotient: a GPU takes the smallest numbers for 0."""
     value = tl.load(points + at, mask=mask, other=float("nan")).to(low.dtype)
-    return tl.floor(divide(value - low, size))
+    return tl.floor(divide(value - low, size)), value >= low
 
 
 @triton.jit
@@ -128,11 +130,11 @@ def _cell(
 ):  # fmt: skip
     """-> inside, x, y, z of points i."""
     at = i.to(tl.int64) * channels
-    x = _position(points, at, mask, _real(low_x, points), _real(size_x, points))
-    y = _position(points, at + 1, mask, _real(low_y, points), _real(size_y, points))
-    z = _position(points, at + 2, mask, _real(low_z, points), _real(size_z, points))
+    x, behind_x = _position(points, at, mask, _real(low_x, points), _real(size_x, points))
+    y, behind_y = _position(points, at + 1, mask, _real(low_y, points), _real(size_y, points))
+    z, behind_z = _position(points, at + 2, mask, _real(low_z, points), _real(size_z, points))
     # The sizes of a grid are whole float32 numbers, and NaN is inside of none.
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (z >= 0) & (z < depth)
+    inside = behind_x & behind_y & behind_z & (x < width) & (y < height) & (z < depth)
     zero = tl.zeros_like(x)
     return (
         inside,

@@ -14,8 +14,11 @@ def dynamic_voxelize(points: Tensor, voxel_size: list[float], point_range: list[
         torch.tensor(values, dtype=real, device=points.device)
         for values in (point_range[:3], voxel_size, grid_size(voxel_size, point_range))
     )
-    position = ((points[:, :3].to(real) - low) / size).floor()
-    inside = ((position >= 0) & (position < grid)).all(1, keepdim=True)  # not so for NaN
+    position = points[:, :3].to(real)
+    # Asked before the division, whose result may be too small for a GPU to tell from 0. Not so for NaN.
+    behind = position >= low
+    position = ((position - low) / size).floor()
+    inside = (behind & (position < grid)).all(1, keepdim=True)
     return torch.where(inside, position, -1).flip(1).int()
 
 
