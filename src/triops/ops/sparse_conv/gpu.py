@@ -17,13 +17,15 @@ from triops.ops.sparse_conv.tiling.gpu import TILE, pairs_of, tiles_of
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
+MOST_SUMMED_INSIDE = tl.constexpr(128)  # channels whose products may add up inside a tensor core
 CHUNK = 1024  # pairs that one program of the weight gradient adds up, twice as many where the sums are wide
 PARTS_BYTES = 64 << 20  # of partial weight gradients in deterministic mode
 
 
 class Config(NamedTuple):
-    """How one kernel is cut: a block of output channels, a block of summed channels, warps, pipeline stages."""
+    """How one kernel is cut: rows a tile, blocks of output and of summed channels, warps, pipeline stages."""
 
+    rows: int
     out: int
     inner: int
     warps: int
@@ -48,13 +50,13 @@ def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
         return out
     if rows == 0 or channels_in == 0 or taps == 0:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-    tiles = tiles_of("sparse_conv", gather, rows)
     precision = _precision(features.dtype)
     if precision == "split":
         weight = _split(weight)
     elif features.dtype == torch.float32 and weight.stride(2) != 1:
         weight = weight.contiguous()  # TF32 products want the summed channels contiguous
     config = _forward_config(features.dtype, precision, channels_in, channels_out)
+    tiles = tiles_of("sparse_conv", gather, rows, config.rows)
     stride = weight.stride()[-3:]
     count = tiles.counts.shape[0]
     across = -(-channels_out // config.out)
@@ -62,7 +64,7 @@ def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
         features.contiguous(), weight, out if bias is None else bias.contiguous(), out,
         tiles.rows, tiles.counts, tiles.taps, tiles.neighbors,
         count, taps, stride[0], stride[1], stride[2], weight.numel() // 3,
-        IN=channels_in, OUT=channels_out, TILE=TILE, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
+        IN=channels_in, OUT=channels_out, TILE=config.rows, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
         BIAS=bias is not None, PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
         STAGES=config.stages, num_warps=config.warps,
     )  # fmt: skip
@@ -126,10 +128,16 @@ def _tf32_allowed():
 @cache
 def _forward_config(dtype, precision, channels_in, channels_out):
     out = min(max(triton.next_power_of_2(channels_out), 16), 128)
-    inner = min(max(triton.next_power_of_2(channels_in), 16), 32 if precision == "tf32" else 64)
+    inner = min(max(triton.next_power_of_2(channels_in), 16), 64)
     if dtype == torch.float64:
-        return Config(min(out, 32), 16, 4, 1)
-    return Config(out, inner, 4, 2 if precision == "split" else 3)
+        return Config(TILE, min(out, 32), 16, 4, 1)
+    if precision == "split":
+        return Config(TILE, out, inner if channels_in > 64 else min(inner, 32), 4, 2)
+    if precision == "tf32":
+        return Config(TILE, out, min(inner, 32), 4, 3)
+    # Many channels: the weights weigh more than the rows that a larger tile wastes, if the registers hold the sums.
+    large = out == 128 and channels_in <= MOST_SUMMED_INSIDE.value
+    return Config(2 * TILE if large else TILE, out, inner, 4, 3)
 
 
 @cache
@@ -195,16 +203,20 @@ def _product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_product(a, b_high, b_middle, b_low):
-    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out."""
+def _split_product(a, b_high, b_middle, b_low, REPAIR: tl.constexpr):
+    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
+
+    An infinite value leaves NaN in its lower parts, which REPAIR drops: the product of the high ones is enough then.
+    """
     a_high, a_middle, a_low = _parts_of(a)
     small = tl.dot(a_low, b_high)
     small = tl.dot(a_middle, b_middle, small)
     small = tl.dot(a_high, b_low, small)
     small = tl.dot(a_middle, b_high, small)
     small = tl.dot(a_high, b_middle, small)
-    # an infinite value leaves NaN in its lower parts; the product of the high ones knows what it comes to
-    return tl.dot(a_high, b_high, tl.where(small == small, small, 0.0))
+    if REPAIR:
+        small = tl.where(small == small, small, 0.0)
+    return tl.dot(a_high, b_high, small)
 
 
 @triton.jit
@@ -233,13 +245,12 @@ def _visit(
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
     b = _load(at, exists, ALL)
     if PRECISION == "split":
-        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL))
-        total += tl.where(met, product, 0.0)  # a row without this offset stays out of it: 0 * inf is NaN
-    elif REPAIR:
+        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL), REPAIR)
+        total += tl.where(met, product, 0.0) if REPAIR else product
+    elif REPAIR or IN > MOST_SUMMED_INSIDE:
+        # The accumulator of a tensor core truncates, and many channels and offsets would show it. Without the choice
+        # between the product and 0 the compiler would add inside after all.
         total += tl.where(met, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
-    elif IN > 128:
-        # added outside: the accumulator of a tensor core truncates, and many channels and offsets would show it
-        total += _product(a, b, tl.zeros_like(total), PRECISION)
     else:
         total = _product(a, b, total, PRECISION)
     return total
@@ -266,10 +277,10 @@ def _conv_kernel(
             features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
             IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
         )  # fmt: skip
-    if PRECISION == "ieee":
-        # An infinite weight makes NaN of rows that lack its offset (0 * inf): a tile that holds any is summed up
-        # anew, with more care. Else the loop takes no step. In half types and TF32 the registers for it would cost
-        # a third of their speed.
+    if PRECISION == "split" or PRECISION == "ieee":
+        # Splitting makes NaN of infinite features, and an infinite weight of rows that lack its offset (0 * inf):
+        # a tile that holds any is summed up anew, with more care. Else the loop takes no step. Half types and TF32
+        # know only the second case, and the registers for it would cost them a third of their speed.
         spoilt = tl.max((total != total).to(tl.int32))
         total = tl.where(spoilt > 0, 0.0, total).to(total.dtype)
         for step in tl.range(0, steps * spoilt, num_stages=1):

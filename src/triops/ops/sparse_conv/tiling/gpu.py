@@ -15,7 +15,7 @@ from triops import _check, _gpu
 from triops.ops.sparse_conv.plans import cached
 from triops.ops.sparse_conv.reference import refuse_rows_outside
 
-TILE = 256 if _gpu.INTERPRETED else 64  # rows
+TILE = 256 if _gpu.INTERPRETED else 64  # rows, where a kernel does not ask for another number
 SAMPLE = 1024  # rows that tell how rare an offset is
 KEY_BITS = 31
 TAPS_AT_ONCE = 32
@@ -23,12 +23,12 @@ MOST_BLOCKS = 4096  # whose counts one program adds up
 
 
 class Tiles(NamedTuple):
-    """T tiles of TILE rows, K offsets. The tiles with the most visits come last."""
+    """T tiles of R rows, K offsets. The tiles with the most visits come last."""
 
-    rows: torch.Tensor  # int32 [T * TILE]: the output rows of a tile, -1 behind the last
+    rows: torch.Tensor  # int32 [T * R]: the output rows of a tile, -1 behind the last
     counts: torch.Tensor  # int32 [T]: how many visits
     taps: torch.Tensor  # int32 [T, K]: the offset of each visit
-    neighbors: torch.Tensor  # int32 [T, K, TILE]: the input rows of each visit, or -1
+    neighbors: torch.Tensor  # int32 [T, K, R]: the input rows of each visit, or -1
 
 
 class Pairs(NamedTuple):
@@ -39,11 +39,11 @@ class Pairs(NamedTuple):
     outputs: torch.Tensor  # int32 [K, A]
 
 
-def tiles_of(operator, table, count):
+def tiles_of(operator, table, count, rows=TILE):
     """The tiles of a table int32 [K, A] whose entries are rows of `count`; any other entry meets nothing."""
     if _check.strict():
         refuse_rows_outside(operator, "gather", table, count)
-    return cached(table, ("tiles", count), lambda: make_tiles(table.contiguous(), count))
+    return cached(table, ("tiles", count, rows), lambda: make_tiles(table.contiguous(), count, rows))
 
 
 def pairs_of(operator, table, count):
@@ -52,17 +52,17 @@ def pairs_of(operator, table, count):
     return cached(table, ("pairs", count), lambda: _make_pairs(table.contiguous(), count))
 
 
-def make_tiles(table, count):
+def make_tiles(table, count, tile=TILE):
     taps, outputs = table.shape
     device = table.device
-    tiles = triton.cdiv(outputs, TILE)
+    tiles = triton.cdiv(outputs, tile)
     padded = triton.next_power_of_2(taps)
     seen = torch.empty(taps, dtype=torch.int32, device=device)
     keys = torch.empty(outputs, dtype=torch.int32, device=device)
-    rows = torch.empty(tiles * TILE, dtype=torch.int32, device=device)
+    rows = torch.empty(tiles * tile, dtype=torch.int32, device=device)
     counts = torch.empty(tiles, dtype=torch.int32, device=device)
     visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
-    neighbors = torch.empty(tiles, taps, TILE, dtype=torch.int32, device=device)
+    neighbors = torch.empty(tiles, taps, tile, dtype=torch.int32, device=device)
     if outputs:
         step = max(outputs // SAMPLE, 1)
         _seen_kernel[(taps,)](table, seen, outputs, count, step, SAMPLE=SAMPLE, num_warps=4)
@@ -74,7 +74,7 @@ def make_tiles(table, count):
         keys, order = keys.sort(stable=True)
         _tile_kernel[(tiles,)](
             table, seen, keys, order, rows, counts, visited, neighbors, outputs, count, taps,
-            PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS, TILE=TILE, num_warps=4,
+            PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS, TILE=tile, num_warps=4,
         )  # fmt: skip
     return Tiles(rows, counts, visited, neighbors)
 
