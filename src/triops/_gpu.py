@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import triton
 from triton.runtime.driver import driver
@@ -25,8 +25,8 @@ class Kernel:
     integers whether they are 1, a multiple of 16, or beyond 32 bits. Constants go by keyword, in order.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.jit = triton.jit(function)
+    def __init__(self, function: Callable[..., Any], varying: Sequence[str] = ()) -> None:
+        self.jit = triton.jit(function, do_not_specialize=list(varying))
         self.compiled: dict[Any, Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -56,8 +56,18 @@ class Kernel:
         return launch
 
 
-def kernel(function: Callable[..., Any]) -> Kernel:
-    """Decorator of kernels that a launcher launches; helpers called inside kernels use `triton.jit`."""
+@overload
+def kernel(function: Callable[..., Any]) -> Kernel: ...
+@overload
+def kernel(*, varying: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = ()) -> Any:
+    """Decorator of kernels that a launcher launches; helpers called inside kernels use `triton.jit`.
+
+    varying: integers that differ from call to call, such as the number of sites. Triton compiles a kernel anew for
+    an integer that is 1 or a multiple of 16, and a training loop would stumble over each combination once.
+    """
+    if function is None:
+        return lambda f: Kernel(f, varying)
     return Kernel(function)
 
 

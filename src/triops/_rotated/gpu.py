@@ -29,7 +29,7 @@ def make_frames(first, second, clockwise, margin, order=None):
     return frames
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count", "total"))
 def _frames_kernel(
     first, second, order, frames, count, total, margin_bits,
     CLOCKWISE: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,

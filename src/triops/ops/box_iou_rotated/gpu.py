@@ -37,7 +37,7 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
     return out
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("rows", "tiles"))
 def _pairs_kernel(
     frames, out, rows, columns, tiles, margin_bits,
     MODE: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -62,7 +62,7 @@ def _pairs_kernel(
     tl.store(out + i * columns + j, value, (i < rows) & (j < columns))
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _aligned_kernel(
     frames, out, count, margin_bits, MODE: tl.constexpr, POLYGON: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -126,7 +126,7 @@ def _pack(table, counts, start, mirror):
     return pairs, num
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("start", "count", "blocks"))
 def _pack_kernel(
     table, counts, start, pairs, num, count, blocks, volume,
     MIRROR: tl.constexpr, SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,

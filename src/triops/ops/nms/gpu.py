@@ -136,7 +136,7 @@ def _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_are
     return tl.where(ratio > 0, ratio, 0.0)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("start", "stop", "count", "words"))
 def _box_mask_kernel(
     boxes, order, mask, start, stop, count, words, threshold_bits,
     OFFSET: tl.constexpr, ROWS: tl.constexpr, REAL: tl.constexpr,
@@ -153,7 +153,7 @@ def _box_mask_kernel(
         _store_bits(mask, i, j, iou > _number(threshold_bits, REAL), start, stop, count, word, words)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("start", "stop", "count", "words"))
 def _rotated_mask_kernel(
     frames, groups, mask, start, stop, count, words, threshold_bits, margin_bits,
     GROUPED: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr,
@@ -182,7 +182,7 @@ def _rotated_mask_kernel(
         _store_bits(mask, i, j, drops, start, stop, count, word, words)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("start", "stop", "words"))
 def _keep_kernel(mask, dropped, keep, start, stop, words, WORDS: tl.constexpr):
     bit = tl.arange(0, 64).to(tl.int64)
     for block in range(start // 64, (stop + 63) // 64):
@@ -218,7 +218,7 @@ def _exp(x):
     return result * ((n.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _soften_kernel(
     boxes, scores, chosen, lowered, total, count, threshold_bits, sigma_bits, least_bits,
     METHOD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,

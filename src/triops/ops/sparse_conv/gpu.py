@@ -267,7 +267,7 @@ def _visit(
     return total
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("tiles",))
 def _conv_kernel(
     features, weight, bias, out, rows, counts, taps_of, neighbors, tiles, taps,
     stride_out, stride_tap, stride_in, part,
@@ -311,7 +311,7 @@ def _conv_kernel(
     tl.store(out + row[:, None] * OUT + channel[None, :], total.to(out.dtype.element_ty), mask=exists)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("rows",))
 def _weight_kernel(
     features, grad_output, grad, counts, inputs, outputs, rows, taps, chunk,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK: tl.constexpr,

@@ -223,7 +223,7 @@ def _leading_place(
     return ((b * OT + pt) * OZ + pz) * OY + py, vy & vz & vt
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _mark_kernel(
     indices, zeros32, start, owners, words, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, CHUNK: tl.constexpr, OWNERS: tl.constexpr,
@@ -318,7 +318,7 @@ def _further_bit(
     return flat, tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _scan_kernel(
     indices, zeros32, start, owners, ranks, sites, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
@@ -376,7 +376,7 @@ def _scan_chunk(
             tl.store(at, rest, mask=hit)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count", "blocks", "length"))
 def _rank_kernel(
     indices, ranks, zeros32, start, owners, outputs, counts, count, batch, T, Z, Y, X, OT, OZ, OY, OX, blocks, length,
     HASH_BITS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
@@ -454,7 +454,7 @@ def _rank_under(
     return there, tl.where(there, rank, -1)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _candidates_kernel(
     indices, keys, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
@@ -478,7 +478,7 @@ def _candidates_kernel(
     tl.store(keys + q.to(tl.int64) * count + i, flat, mask=i < count)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count", "length"))
 def _invert_kernel(outputs, inputs, count, length, BLOCK: tl.constexpr):
     k = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -183,7 +183,7 @@ def _beside(key, place, word, words, HALO: tl.constexpr, PAYLOAD: tl.constexpr):
     return there, key, tl.where(left, place + (PAYLOAD + HALO), place - (PAYLOAD - HALO))
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _insert_kernel(
     indices, copy, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
     COPY: tl.constexpr, ROLES: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -251,7 +251,7 @@ def _find(table, masks, key, wanted, BITS: tl.constexpr, WIDE: tl.constexpr):
     return slot, bits.to(tl.uint32, bitcast=True)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count",))
 def _settle_kernel(
     indices, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
     BLOCK: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr,
@@ -276,7 +276,7 @@ def _settle_kernel(
             tl.atomic_min(rows + (beside.to(tl.int64) * WORD + bit[None, :]), i[None, :], mask=there, sem="relaxed")
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("count", "blocks"))
 def _lookup_kernel(
     indices, zeros, zeros32, scratch, neighbors, count, batch, T, Z, Y, X, words, blocks,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, KERNEL: tl.constexpr, DILATION: tl.constexpr,

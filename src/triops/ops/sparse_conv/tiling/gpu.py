@@ -98,7 +98,7 @@ def _make_pairs(table, count):
     return Pairs(counts, inputs, rows)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs", "count", "step"))
 def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
     tap = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, SAMPLE).to(tl.int64) * step
@@ -116,7 +116,7 @@ def _bit_of(seen, tap, taps, PADDED: tl.constexpr, BITS: tl.constexpr):
     return tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - BITS, 0)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs", "count"))
 def _key_kernel(
     table, seen, keys, outputs, count, taps,
     PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -137,7 +137,7 @@ def _key_kernel(
     tl.store(keys + row, mask, mask=row < outputs)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs", "count"))
 def _tile_kernel(
     table, seen, keys, order, rows, counts, taps_of, neighbors, outputs, count, taps,
     PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
@@ -169,7 +169,7 @@ def _tile_kernel(
     tl.store(counts + tile, visits)
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs", "count", "blocks"))
 def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
     tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     row = block * BLOCK + tl.arange(0, BLOCK)
@@ -177,7 +177,7 @@ def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
     tl.store(found + tl.program_id(0), tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs", "count", "blocks"))
 def _pack_kernel(table, found, counts, inputs, rows, outputs, count, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     every = tl.arange(0, BLOCKS)
