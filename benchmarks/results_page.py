@@ -74,8 +74,8 @@ def _networks(file: dict[str, Any]) -> str:
                 _us(run.get("peak_memory_mib")),
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
-    words = f"{file['date']}, torch {file['torch']}."
-    return f"\n### {file['machine']}\n\n" + "\n".join(lines) + f"\n\n<small>{words}</small>\n"
+    notes = [f"{file['date']}, torch {file['torch']}.", *([f"{file['note']}."] if file.get("note") else [])]
+    return f"\n### {file['machine']}\n\n" + "\n".join(lines) + f"\n\n<small>{' '.join(notes)}</small>\n"
 
 
 def _is_gpu(file: dict[str, Any]) -> bool:
