@@ -38,7 +38,8 @@ def cache_directory() -> str | None:
     """
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted([*package.rglob("cpu.py"), *package.rglob("_half.py"), Path(__file__)]):
+    shared = [package / "_half.py", package / "_prefetch.py", Path(__file__)]
+    for source in sorted([*package.rglob("cpu.py"), *shared]):
         digest.update(source.read_bytes())
     key = digest.hexdigest()[:16]
     wanted = os.environ.get("NUMBA_CACHE_DIR") or os.path.join(

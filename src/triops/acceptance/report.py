@@ -90,10 +90,11 @@ def _tiles(report: Report) -> str:
     which = "network-scale cases" if network else "timed cases"
     tiles = [
         (f"{len(report.results) - len(report.failed):,} / {len(report.results):,}", "cases right", not report.failed),
-        (f"{len(report.bad_calls) - len(report.not_refused):,} / {len(report.bad_calls):,}", "malformed calls refused",
-         not report.not_refused),
         (f"{reached} / {len(network or timed)}", f"{which} reach their efficiency", None),
-    ]  # fmt: skip
+    ]
+    if report.bad_calls:
+        refused = len(report.bad_calls) - len(report.not_refused)
+        tiles.insert(1, (f"{refused:,} / {len(report.bad_calls):,}", "malformed calls refused", not report.not_refused))
     if report.baseline:
         tiles.append((str(len(report.regressions)), "slower than before", not report.regressions))
     cells = []

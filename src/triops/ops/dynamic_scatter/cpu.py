@@ -11,9 +11,9 @@ import torch
 from triops._box.reference import compute_dtype
 from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._prefetch import prefetch
 from triops.ops.dynamic_scatter.reference import check_indices
 from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
-from triops.ops.roiaware_pool3d.cpu import _prefetch as prefetch
 
 NUMBERS = 100_000  # of the features, worth a thread
 MAX_KEY = 2**62

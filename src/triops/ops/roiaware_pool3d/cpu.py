@@ -8,15 +8,12 @@ copy of its own, and the copies are summed in a fixed order, so two runs give th
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from triops._box.cpu import cell, frames, inside
 from triops._box.reference import compute_dtype
 from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, jit, run
+from triops._prefetch import prefetch
 from triops.ops.roiaware_pool3d.reference import check_indices
 
 TILE = 512
@@ -154,22 +151,6 @@ def _average(begin, end, rois, points, features, bottom, margin, out_x, out_y, o
                 mean[c] = narrow(total[c] / total.dtype.type(listed[0]), mean)
 
 
-@intrinsic
-def _prefetch(typing_context, array, index):
-    """Start loading array[index] of a flat array. The index may lie anywhere: a prefetch never faults."""
-
-    def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        address = builder.bitcast(builder.gep(data, [args[1]]), pointer)
-        builder.call(function, [address, i32(0), i32(3), i32(1)])  # to read, into all caches, as data
-        return context.get_dummy_value()
-
-    return types.none(array, types.uint64), generate
-
-
 @jit
 def _share(cells, part, parts):
     return cells * part // parts, cells * (part + 1) // parts
@@ -187,8 +168,8 @@ def _scatter_max(begin, end, argmax, grad, copies, bad):
         worst = np.uint32(0)
         for v in range(np.uint64(first), np.uint64(last)):
             row = v * channels
-            _prefetch(flat_argmax, row + np.uint64(AHEAD))
-            _prefetch(flat_grad, row + np.uint64(AHEAD))
+            prefetch(flat_argmax, row + np.uint64(AHEAD))
+            prefetch(flat_grad, row + np.uint64(AHEAD))
             highest = np.uint32(0)  # of index + 1, so that -1, none, is 0 and below it comes what is too large
             for c in range(channels):
                 highest = max(highest, np.uint32(flat_argmax[row + c] + np.int32(1)))
@@ -214,7 +195,7 @@ def _scatter_avg(begin, end, lists, grad, copies, bad):
         grad_in = copies[part]
         first, last = _share(cells, part, copies.shape[0])
         for v in range(first, last):
-            _prefetch(flat_lists, np.uint64(v + 16) * np.uint64(slots))
+            prefetch(flat_lists, np.uint64(v + 16) * np.uint64(slots))
             n = lists[v, 0]
             if n == 0:
                 continue

@@ -1,0 +1,25 @@
+"""Memory fetched ahead of its use, for CPU kernels that walk where the machine's own prefetching cannot follow."""
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Start loading array[index] of a flat array. The index may lie anywhere: a prefetch never faults."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        name = "llvm.prefetch.p0i8"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+        address = builder.bitcast(builder.gep(data, [args[1]]), pointer)
+        builder.call(function, [address, i32(0), i32(3), i32(1)])  # to read, into all caches, as data
+        return context.get_dummy_value()
+
+    return types.none(array, types.uint64), generate
