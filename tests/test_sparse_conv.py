@@ -245,7 +245,7 @@ def test_with_triops_check_a_gpu_refuses_them(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_float32_in_three_tensor_core_products(special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_in_six_tensor_core_products(special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies exactly what the tensor cores would get, so the splitting shows here too."""
     from triops.ops.sparse_conv import gpu
 

@@ -214,20 +214,20 @@ def _product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_product(a, b_high, b_middle, b_low, REPAIR: tl.constexpr):
-    """a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
+def _split_product(a, b_high, b_middle, b_low, zero, REPAIR: tl.constexpr):
+    """zero + a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
 
     An infinite value leaves NaN in its lower parts, which REPAIR drops: the product of the high ones is enough then.
     """
     a_high, a_middle, a_low = _parts_of(a)
-    small = tl.dot(a_low, b_high)
-    small = tl.dot(a_middle, b_middle, small)
-    small = tl.dot(a_high, b_low, small)
-    small = tl.dot(a_middle, b_high, small)
-    small = tl.dot(a_high, b_middle, small)
+    small = _product(a_low, b_high, zero, "native")
+    small = _product(a_middle, b_middle, small, "native")
+    small = _product(a_high, b_low, small, "native")
+    small = _product(a_middle, b_high, small, "native")
+    small = _product(a_high, b_middle, small, "native")
     if REPAIR:
         small = tl.where(small == small, small, 0.0)
-    return tl.dot(a_high, b_high, small)
+    return _product(a_high, b_high, small, "native")
 
 
 @triton.jit
@@ -256,7 +256,8 @@ def _visit(
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
     b = _load(at, exists, ALL)
     if PRECISION == "split":
-        product = _split_product(a, b, _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL), REPAIR)
+        b_middle, b_low = _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL)
+        product = _split_product(a, b, b_middle, b_low, tl.zeros_like(total), REPAIR)
         total += tl.where(met, product, 0.0) if REPAIR else product
     elif REPAIR or IN > MOST_SUMMED_INSIDE:
         # The accumulator of a tensor core truncates, and many channels and offsets would show it. Without the choice
