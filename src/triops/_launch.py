@@ -38,7 +38,7 @@ def cache_directory() -> str | None:
     """
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    shared = [package / "_half.py", package / "_prefetch.py", Path(__file__)]
+    shared = [package / "_half.py", package / "_cpu.py", Path(__file__)]
     for source in sorted([*package.rglob("cpu.py"), *shared]):
         digest.update(source.read_bytes())
     key = digest.hexdigest()[:16]

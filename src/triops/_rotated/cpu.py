@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from triops._box.cpu import cos_sin
+from triops._cpu import least, most
 from triops._half import widen
 from triops._launch import jit
 
@@ -68,24 +69,14 @@ def pack(flags, words, count, columns, begin, found, packed):
 
 
 @jit
-def _least(a, b):
-    return a if a < b else b
-
-
-@jit
-def _most(a, b):
-    return a if a > b else b
-
-
-@jit
 def _clamp(value, low, high):
-    return _most(_least(value, high), low)
+    return most(least(value, high), low)
 
 
 @jit
 def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
     """Twice the integral of y, clamped, over an edge, within the range of x."""
-    low, high = _least(y0, y1), _most(y0, y1)
+    low, high = least(y0, y1), most(y0, y1)
     begin = _clamp(y0 + (clipped0 - x0) * slope, low, high)
     end = _clamp(y1 + (clipped1 - x1) * slope, low, high)
     inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
@@ -132,7 +123,7 @@ def overlaps(row, i, packed, count, mode, out):
         second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
         second = second + _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
         shared = (first + second) * negative_half
-        shared = _least(_least(shared, a_area), b_areas[k])
+        shared = least(least(shared, a_area), b_areas[k])
         shared = shared if meet & (shared > zero) else zero
         base = a_area + b_areas[k] - shared if union else (a_area if over_first else one)
         ratio = shared / base
@@ -175,7 +166,7 @@ def polygon_overlaps(row, i, packed, count, mode, margin, out):
             from_x, to_x = (t0, t1) if t0 < t1 else (t1, t0)
             t0, t1 = (low_y - y) / step_y, (high_y - y) / step_y
             from_y, to_y = (t0, t1) if t0 < t1 else (t1, t0)
-            enter, leave = _most(from_x, from_y), _least(to_x, to_y)
+            enter, leave = most(from_x, from_y), least(to_x, to_y)
             if enter < leave:
                 for t in (enter, leave):
                     if (t > 0) & (t < 1):
@@ -216,5 +207,5 @@ def polygon_overlaps(row, i, packed, count, mode, margin, out):
             out[k] = shared
         else:
             base = row[AREA, i] + packed[AREA, k] - shared if mode == IOU else row[AREA, i]
-            ratio = shared / _most(base, smallest)
+            ratio = shared / most(base, smallest)
             out[k] = ratio if ratio > zero else zero

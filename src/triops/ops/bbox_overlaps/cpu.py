@@ -7,6 +7,7 @@ Half types are widened when a tile is split and rounded as they are stored.
 import numpy as np
 import torch
 
+from triops._cpu import least, most
 from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, in_huge_pages, jit, run
 from triops.ops.bbox_overlaps import batches, output_shape
@@ -91,16 +92,6 @@ def _rows(bboxes, shape):
 
 
 @jit
-def _least(a, b):
-    return a if a < b else b
-
-
-@jit
-def _most(a, b):
-    return a if a > b else b
-
-
-@jit
 def _bounded(side):
     return side if abs(side) < np.inf else type(side)(0)
 
@@ -133,12 +124,12 @@ def _split(boxes, begin, end, offset, tile):
 @jit
 def _overlap(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, iof, offset):
     zero = type(offset)(0)
-    width = _least(x2, other_x2) - _most(x1, other_x1) + offset
-    height = _least(y2, other_y2) - _most(y1, other_y1) + offset
-    inter = _most(width, zero) * _most(height, zero)
+    width = least(x2, other_x2) - most(x1, other_x1) + offset
+    height = least(y2, other_y2) - most(y1, other_y1) + offset
+    inter = most(width, zero) * most(height, zero)
     base = area if iof else area + other_area - inter
     base = offset if base < offset else base  # a base that is no number stays so, and the ratio becomes 0
-    return _most(inter / base, zero)
+    return most(inter / base, zero)
 
 
 @jit
@@ -187,8 +178,8 @@ def _share(low, high, one):
 def _slopes(grad, x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, iof, offset):
     """Derivatives by the width and the height of the intersection, and by the areas; 0 where nothing overlaps."""
     zero = type(offset)(0)
-    width = _least(x2, other_x2) - _most(x1, other_x1) + offset
-    height = _least(y2, other_y2) - _most(y1, other_y1) + offset
+    width = least(x2, other_x2) - most(x1, other_x1) + offset
+    height = least(y2, other_y2) - most(y1, other_y1) + offset
     inter = width * height
     base = area if iof else area + other_area - inter
     denominator = offset if base < offset else base

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from triops._box.reference import compute_dtype
+from triops._cpu import prefetch
 from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, in_huge_pages, jit, run
-from triops._prefetch import prefetch
 from triops.ops.dynamic_scatter.reference import check_indices
 from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
 

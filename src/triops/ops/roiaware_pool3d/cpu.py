@@ -11,9 +11,9 @@ import torch
 
 from triops._box.cpu import cell, frames, inside
 from triops._box.reference import compute_dtype
+from triops._cpu import prefetch
 from triops._half import as_bits, narrow, widen
 from triops._launch import as_numpy, jit, run
-from triops._prefetch import prefetch
 from triops.ops.roiaware_pool3d.reference import check_indices
 
 TILE = 512

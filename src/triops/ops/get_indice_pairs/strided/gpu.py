@@ -259,20 +259,9 @@ def _mark_kernel(
     # The taps along x mostly fall into one word: one atomic for those, one more for each of the others.
     for c in tl.static_range(1, TAPS):
         flat, bit = _further_bit(
-            x,
-            row,
-            valid,
-            c,
-            OX,
-            KERNEL[3],
-            STRIDE[3],
-            PADDING[3],
-            DILATION[3],
-            COMMON[3],
-            STEP[3],
-            INVERSE[3],
-            TRANSPOSE,
-        )
+            x, row, valid, c, OX,
+            KERNEL[3], STRIDE[3], PADDING[3], DILATION[3], COMMON[3], STEP[3], INVERSE[3], TRANSPOSE,
+        )  # fmt: skip
         bits = bits | tl.where((flat >> 5) == home, bit, 0)
     standing = tl.load(bitmap + home, mask=bits != 0, other=0).to(tl.uint32, bitcast=True)
     if OWNERS:
@@ -282,20 +271,9 @@ def _mark_kernel(
     before = tl.atomic_or(bitmap + home, bits.to(tl.int32, bitcast=True), mask=missing, sem="relaxed")
     for c in tl.static_range(1, TAPS):
         flat, bit = _further_bit(
-            x,
-            row,
-            valid,
-            c,
-            OX,
-            KERNEL[3],
-            STRIDE[3],
-            PADDING[3],
-            DILATION[3],
-            COMMON[3],
-            STEP[3],
-            INVERSE[3],
-            TRANSPOSE,
-        )
+            x, row, valid, c, OX,
+            KERNEL[3], STRIDE[3], PADDING[3], DILATION[3], COMMON[3], STEP[3], INVERSE[3], TRANSPOSE,
+        )  # fmt: skip
         far = ((flat >> 5) != home) & (bit != 0)
         stood = tl.atomic_or(bitmap + (flat >> 5), bit.to(tl.int32, bitcast=True), mask=far, sem="relaxed")
         fresh_far = far & ((stood.to(tl.uint32, bitcast=True) & bit) == 0)

@@ -1,4 +1,4 @@
-"""Memory fetched ahead of its use, for CPU kernels that walk where the machine's own prefetching cannot follow."""
+"""What CPU kernels share beside the launcher: the lesser and the greater of two, memory fetched ahead of its use."""
 
 from typing import Any
 
@@ -7,10 +7,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from triops._launch import jit
+
+
+@jit
+def least(a: Any, b: Any) -> Any:
+    return a if a < b else b
+
+
+@jit
+def most(a: Any, b: Any) -> Any:
+    return a if a > b else b
+
 
 @intrinsic
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Start loading array[index] of a flat array. The index may lie anywhere: a prefetch never faults."""
+    """Start loading array[index] of a flat array, where the machine's own prefetching cannot follow.
+
+    The index may lie anywhere: a prefetch never faults.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
