@@ -35,11 +35,16 @@ class Kernel:
 
         def launch(*args: Any, **options: Any) -> None:
             device = driver.active.get_current_device()
-            key = (device, *options.values(), *[
-                (a & 15 == 0) + 2 * (a == 1) + 4 * (not -(2**31) <= a < 2**31) if type(a) is int
-                else (a.dtype, a.data_ptr() & 15)
-                for a in args
-            ])  # fmt: skip
+            seen, passed = [device, *options.values()], []
+            for a in args:
+                if type(a) is int:
+                    seen.append((a & 15 == 0) + 2 * (a == 1) + 4 * (not -(2**31) <= a < 2**31))
+                    passed.append(a)
+                else:  # an address goes through faster than a tensor, which Triton would ask the driver about
+                    address = a.data_ptr()
+                    seen.append((a.dtype, address & 15))
+                    passed.append(address)
+            key = tuple(seen)
             found = self.compiled.get(key)
             if found is None:
                 kernel = self.jit[grid](*args, **options)
@@ -50,7 +55,7 @@ class Kernel:
             kernel.run(
                 grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
                 driver.active.get_current_stream(device), kernel.function, kernel.packed_metadata,
-                None, None, None, *args, *constants,
+                None, None, None, *passed, *constants,
             )  # fmt: skip
 
         return launch

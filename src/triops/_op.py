@@ -48,6 +48,19 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     Optional[Tensor]: ((Tensor, type(None)), "a Tensor or None"),  # noqa: UP045 - hashes differ from the line above
 }
 
+# of those, the types that need no second look
+_PLAIN: dict[str, frozenset[type]] = {
+    "a Tensor": frozenset({Tensor, torch.nn.Parameter}),
+    "a string": frozenset({str}),
+    "a bool": frozenset({bool}),
+    "an integer": frozenset({int}),
+    "a number": frozenset({float, int}),
+    "a list of integers": frozenset({list}),
+    "a list of numbers": frozenset(),
+    "a Tensor or None": frozenset({Tensor, torch.nn.Parameter, type(None)}),
+}
+LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of the integers that the dispatcher can pass on
+
 
 class Operator:
     """A registered operator. Calling it checks the arguments' types and goes through PyTorch's dispatcher."""
@@ -70,9 +83,30 @@ class Operator:
         self.parameters: list[str] = list(inspect.signature(reference).parameters)
         self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)
         self._positions = tuple(self.parameters.index(name) for name, _, _ in self._kinds)
+        self._plain_types = tuple((self.parameters.index(n), _PLAIN[expected]) for n, _, expected in self._kinds)
         self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
 
     def __call__(self, *args: Any) -> Any:
+        return self.overload(*(args if self._all_plain(args) else self._accepted(args)))
+
+    def _all_plain(self, args: tuple[Any, ...]) -> bool:
+        """Whether every argument has the very type it should have: the common case, told in a microsecond or two."""
+        for position, plain in self._plain_types:
+            value = args[position]
+            kind = type(value)
+            if kind not in plain:
+                return False
+            if kind is int:
+                if not LOWEST <= value <= HIGHEST:
+                    return False
+            elif kind is list:
+                for entry in value:
+                    if type(entry) is not int or not LOWEST <= entry <= HIGHEST:
+                        return False
+        return True
+
+    def _accepted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as the dispatcher takes them, or a TypeError that names the one it would not take."""
         for position, (name, types, expected) in zip(self._positions, self._kinds, strict=True):
             value: Any = args[position]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
@@ -91,10 +125,10 @@ class Operator:
                         raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
             elif expected == "an integer":
                 self._check_width(name, value)
-        return self.overload(*args)
+        return args
 
     def _check_width(self, name: str, value: Any) -> None:
-        if type(value) is int and not -(2**63) <= value < 2**63:
+        if type(value) is int and not LOWEST <= value <= HIGHEST:
             raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {value}")
 
     def __repr__(self) -> str:

@@ -36,6 +36,8 @@ def submanifold_padding(kernel_size: Sequence[int], dilation: Sequence[int]) -> 
 
 def as_list(operator: str, name: str, value: Any, dimensions: int) -> list[int]:
     """An integer for every axis, or one for each: what the public functions take."""
+    if type(value) is int:
+        return [value] * dimensions
     if _is_integer(value):
         return [_plain(value)] * dimensions
     if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
@@ -43,9 +45,9 @@ def as_list(operator: str, name: str, value: Any, dimensions: int) -> list[int]:
             f"{operator}: {name} must be an integer or a sequence of {dimensions} integers, got {type(value).__name__}"
         )
     for element in value:
-        if not _is_integer(element):
+        if type(element) is not int and not _is_integer(element):
             raise TypeError(f"{operator}: {name} must hold integers, got {type(element).__name__}")
-    return [_plain(element) for element in value]
+    return [element if type(element) is int else _plain(element) for element in value]
 
 
 def _is_integer(value: Any) -> bool:
@@ -57,16 +59,21 @@ def _plain(value: Any) -> int:
     return value if isinstance(value, int | torch.SymInt) else int(value)  # type: ignore[return-value]
 
 
-def check_sites(operator: str, indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> None:
-    """indices [L, 1 + D] of an index dtype, on a grid of D = 1 to 4 axes."""
+def _check_indices(operator: str, indices: Tensor) -> int:
+    """indices [L, 1 + D] of an index dtype. -> D"""
+    shape = indices.shape
     check = _check.Checker(operator)
-    if indices.dim() != 2 or not 2 <= indices.shape[1] <= 5:
-        check.fail(f"indices must have shape [L, 1 + D] with D from 1 to 4, got {list(indices.shape)}")
+    if len(shape) != 2 or not 2 <= shape[1] <= 5:
+        check.fail(f"indices must have shape [L, 1 + D] with D from 1 to 4, got {list(shape)}")
     check.dtype("indices", indices, _check.INDICES)
+    return shape[1] - 1
+
+
+def _check_grid(check: _check.Checker, dimensions: int, batch_size: int, spatial_shape: Sequence[int]) -> None:
     check.at_least("batch_size", batch_size, 1)
     if batch_size > MAX_EXTENT:
         check.fail(f"batch_size must stay below 2**31, got {batch_size}")
-    _check_list(check, "spatial_shape", spatial_shape, indices.shape[1] - 1, 1)
+    _check_list(check, "spatial_shape", spatial_shape, dimensions, 1)
 
 
 def check_convolution(
@@ -75,9 +82,8 @@ def check_convolution(
     subm: bool, transpose: bool,
 ) -> None:  # fmt: skip
     """Everything about a call that can be said without looking at the sites."""
-    check_sites(operator, indices, batch_size, spatial_shape)
     numbers = (
-        operator, indices.shape[1] - 1, batch_size, tuple(spatial_shape), tuple(kernel_size), tuple(stride),
+        operator, _check_indices(operator, indices), batch_size, tuple(spatial_shape), tuple(kernel_size), tuple(stride),
         tuple(padding), tuple(dilation), tuple(out_padding), subm, transpose,
     )  # fmt: skip
     try:
@@ -92,6 +98,7 @@ def _check_numbers(
     subm: bool, transpose: bool,
 ) -> None:  # fmt: skip
     check = _check.Checker(operator)
+    _check_grid(check, dimensions, batch_size, spatial_shape)
     _check_list(check, "kernel_size", kernel_size, dimensions, 1)
     _check_list(check, "stride", stride, dimensions, 1)
     _check_list(check, "padding", padding, dimensions, 0)

@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from triops import _gpu
-from triops.ops.get_indice_pairs.geometry import output_shape, refuse_outside_sites
+from triops.ops.get_indice_pairs.geometry import refuse_outside_sites
 from triops.ops.get_indice_pairs.strided.gpu import invert_table, plan, sparse_table
 from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, cdiv, power_of_2, submanifold_table
 
@@ -29,9 +29,8 @@ def get_indice_pairs(
             indices, batch_size, spatial_shape, kernel_size, dilation, copy=out_indices, counts=True
         )
         return out_indices, *_pack(table, found.zeros32, found.start + 2, mirror=True)
-    convolution = _plan(
-        batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-    )  # fmt: skip
+    lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
+    convolution = plan(batch_size, *map(tuple, lists), transpose)
     sites, total, outputs, counts = sparse_table(indices, convolution)
     wait = _fetch(total)
     pairs, num = _pack(outputs, counts, 0, mirror=False)
@@ -64,18 +63,11 @@ def sparse_neighbors(
     if indices.shape[0] == 0:
         nothing = indices.new_empty((math.prod(kernel_size), 0), dtype=torch.int32)
         return torch.empty_like(indices), nothing, nothing.clone()
-    convolution = _plan(
-        batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-    )  # fmt: skip
+    lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
+    convolution = plan(batch_size, *map(tuple, lists), transpose)
     sites, total, outputs, _ = sparse_table(indices, convolution)
     out_indices = _cut(sites, _fetch(total)())
     return out_indices, invert_table(outputs, out_indices.shape[0]), outputs
-
-
-def _plan(batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose):
-    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
-    lists = (spatial_shape, kernel_size, stride, padding, dilation, shape)
-    return plan(batch_size, *map(tuple, lists), transpose)
 
 
 def _no_sites(indices, volume):

@@ -9,13 +9,14 @@ is, the candidates' flat indices are sorted instead of marked, and ranks come fr
 """
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops.ops.get_indice_pairs.geometry import output_shape
 from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, cdiv, load_site, power_of_2
 
 MAX_BITMAP = 1 << 28  # output places; 32 MiB of bits, and twice that of ranks
@@ -31,7 +32,8 @@ NO_SITE = tl.constexpr(2**62)
 class Convolution:
     """What the parameters of a call settle, filled up to four axes in front, as the kernels take it."""
 
-    def __init__(self, batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose):
+    def __init__(self, batch_size, shape, kernel_size, stride, padding, dilation, out_padding, transpose):
+        out_shape = output_shape(shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
         front = (1,) * (4 - len(shape))
         self.batch_size, self.dimensions = batch_size, len(shape)
         self.shape, self.out_shape = (*front, *shape), (*front, *out_shape)
@@ -59,9 +61,7 @@ class Convolution:
         }  # fmt: skip
 
 
-@cache
-def plan(batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose):
-    return Convolution(batch_size, shape, kernel_size, stride, padding, dilation, out_shape, transpose)
+plan = lru_cache(maxsize=1024)(Convolution)
 
 
 def sparse_table(indices, convolution):
