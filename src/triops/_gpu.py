@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, overload
 
 import triton
@@ -38,18 +39,18 @@ class Kernel:
             seen, passed = [device, *options.values()], []
             for a in args:
                 if type(a) is int:
-                    seen.append((a & 15 == 0) + 2 * (a == 1) + 4 * (not -(2**31) <= a < 2**31))
+                    seen.append(_integer_class(a))
                     passed.append(a)
                 else:  # an address goes through faster than a tensor, which Triton would ask the driver about
                     address = a.data_ptr()
-                    seen.append((a.dtype, address & 15))
+                    seen.append(a.dtype)
+                    seen.append(address & 15)
                     passed.append(address)
             key = tuple(seen)
             found = self.compiled.get(key)
             if found is None:
                 kernel = self.jit[grid](*args, **options)
-                names = self.jit.arg_names[len(args) :]
-                self.compiled[key] = kernel, tuple(options[name] for name in names)
+                self.compiled[key] = kernel, [options[name] for name in self.jit.arg_names[len(args) :]]
                 return
             kernel, constants = found
             kernel.run(
@@ -59,6 +60,11 @@ class Kernel:
             )  # fmt: skip
 
         return launch
+
+
+@lru_cache(maxsize=4096)
+def _integer_class(value: int) -> int:
+    return (value & 15 == 0) + 2 * (value == 1) + 4 * (not -(2**31) <= value < 2**31)
 
 
 @overload

@@ -1,7 +1,6 @@
 """The rulebook on GPU. `submanifold/gpu.py` and `strided/gpu.py` make neighbour tables; here they become pairs."""
 
 import math
-import threading
 
 import torch
 import triton.language as tl
@@ -12,7 +11,6 @@ from triops.ops.get_indice_pairs.strided.gpu import invert_table, plan, sparse_t
 from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, cdiv, power_of_2, submanifold_table
 
 PACK_WARPS = 4
-_arrival = threading.local()  # pinned memory and an event, kept for the next call of the thread
 MAX_SUMMED_BLOCKS = 1024  # counters that a packing program adds up itself; beyond, they are summed beforehand
 
 
@@ -32,9 +30,8 @@ def get_indice_pairs(
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
     sites, total, outputs, counts = sparse_table(indices, convolution)
-    wait = _fetch(total)
     pairs, num = _pack(outputs, counts, 0, mirror=False)
-    return _cut(sites, wait()), pairs, num
+    return _cut(sites, total.wait()), pairs, num
 
 
 def compact_indice_pairs(
@@ -66,29 +63,13 @@ def sparse_neighbors(
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
     sites, total, outputs, _ = sparse_table(indices, convolution)
-    out_indices = _cut(sites, _fetch(total)())
+    out_indices = _cut(sites, total.wait())
     return out_indices, invert_table(outputs, out_indices.shape[0]), outputs
 
 
 def _no_sites(indices, volume):
     pairs = indices.new_empty((volume, 2, 0), dtype=torch.int32)
     return torch.empty_like(indices), pairs, indices.new_zeros(volume, dtype=torch.int32)
-
-
-def _fetch(total):
-    """Send a number on its way to the host. -> a function that waits for it: the one synchronisation"""
-    if not total.is_cuda:
-        return lambda: int(total)
-    if not hasattr(_arrival, "host"):
-        _arrival.host, _arrival.event = torch.empty(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event()
-    _arrival.host.copy_(total, non_blocking=True)
-    _arrival.event.record()
-
-    def wait():
-        _arrival.event.synchronize()
-        return int(_arrival.host)
-
-    return wait
 
 
 def _cut(sites, length):

@@ -9,6 +9,7 @@ is, the candidates' flat indices are sorted instead of marked, and ranks come fr
 """
 
 import math
+import threading
 from functools import lru_cache
 
 import torch
@@ -64,13 +65,48 @@ class Convolution:
 plan = lru_cache(maxsize=1024)(Convolution)
 
 
-def sparse_table(indices, convolution):
-    """-> sites [most, 1 + D], total int32 [1], outputs int32 [K, L], counts int32 [K, blocks].
+class Arrival:
+    """A number that a kernel writes straight into the host's memory, and the one synchronisation that waits for it."""
 
-    The first total[0] rows of `sites` are the output sites, and everything is still on its way: no waiting here.
+    def __init__(self, device):
+        cuda = device.type == "cuda"
+        self.number = torch.empty(1, dtype=torch.int32, device="cpu" if cuda else device, pin_memory=cuda)
+        self.event = torch.cuda.Event() if cuda else None
+
+    def sent(self):
+        """To be called behind the launch of that kernel."""
+        if self.event is not None:
+            self.event.record()
+
+    def wait(self):
+        if self.event is not None:
+            self.event.synchronize()
+        return int(self.number)
+
+
+_arrivals = threading.local()  # kept for the next call of the thread
+
+
+def _arrival(device):
+    try:
+        return _arrivals.by_device[device]
+    except AttributeError:
+        _arrivals.by_device = {}
+    except KeyError:
+        pass
+    made = _arrivals.by_device[device] = Arrival(device)
+    return made
+
+
+def sparse_table(indices, convolution):
+    """-> sites [most, 1 + D], their number (an Arrival), outputs int32 [K, L], counts int32 [K, blocks].
+
+    The first rows of `sites` are the output sites, and everything is still on its way: no waiting here.
     """
     rank = _rank_by_bitmap if convolution.places <= MAX_BITMAP else _rank_by_sort
-    sites, zeros32, start, ranks, owners, bits = rank(indices, convolution)
+    total = _arrival(indices.device)
+    sites, zeros32, start, ranks, owners, bits = rank(indices, convolution, total.number)
+    total.sent()
     count = indices.shape[0]
     blocks = cdiv(count, GRAIN)
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
@@ -81,7 +117,7 @@ def sparse_table(indices, convolution):
         HASH_BITS=bits, TAPS=convolution.taps, STEPS=0 if rank is _rank_by_bitmap else ranks.shape[0].bit_length(),
         BLOCK=GRAIN, num_warps=RANK_WARPS, **convolution.constants,
     )  # fmt: skip
-    return sites, zeros32[start + 1 : start + 2], outputs, counts
+    return sites, total, outputs, counts
 
 
 def invert_table(outputs, length):
@@ -94,10 +130,10 @@ def invert_table(outputs, length):
     return inputs
 
 
-def _rank_by_bitmap(indices, convolution):
-    """-> sites, zeros32, start, ranks, owners, bits.
+def _rank_by_bitmap(indices, convolution, total):
+    """-> sites, zeros32, start, ranks, owners, bits; the number of outputs goes to `total`.
 
-    From zeros32[start]: repeated sites, number of outputs, the bitmap, outputs by chunk. `bits` is 0 where `owners`
+    From zeros32[start]: repeated sites, one unused, the bitmap, outputs by chunk. `bits` is 0 where `owners`
     holds a row for every input place, else that of the hash whose scratch it is.
     """
     device, count, words, chunk = indices.device, indices.shape[0], convolution.words, convolution.chunk
@@ -119,8 +155,8 @@ def _rank_by_bitmap(indices, convolution):
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
     ranks = torch.empty(words, dtype=torch.int64, device=device)
     _scan_kernel[(chunks + (cdiv(count, 1024) if dense else 0),)](
-        indices, zeros32, start, owners, ranks, sites, words, chunks, count, convolution.batch_size, *convolution.shape,
-        *convolution.out_shape, D=convolution.dimensions, CHUNKS=power_of_2(chunks), CHUNK=chunk,
+        indices, zeros32, start, owners, ranks, sites, total, words, chunks, count, convolution.batch_size,
+        *convolution.shape, *convolution.out_shape, D=convolution.dimensions, CHUNKS=power_of_2(chunks), CHUNK=chunk,
         WORDS=min(chunk, 64), BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return sites, zeros32, start, ranks, owners, bits
@@ -132,7 +168,7 @@ def _hash_sites(indices, convolution, spare=0):
     return found.zeros32, found.start, found.scratch, found.constants["BITS"]
 
 
-def _rank_by_sort(indices, convolution):
+def _rank_by_sort(indices, convolution, total):
     """The same for an output grid that no bitmap can hold; `ranks` are the output sites, sorted."""
     device, count, candidates = indices.device, indices.shape[0], convolution.candidates
     zeros32, start, owners, bits = _hash_sites(indices, convolution)
@@ -155,7 +191,7 @@ def _rank_by_sort(indices, convolution):
         columns.append(rest % size)
         rest = rest.div(size, rounding_mode="floor")
     sites = torch.stack([rest, *reversed(columns)], 1).to(indices.dtype)
-    zeros32[start + 1 : start + 2] = before[-1:]
+    total.copy_(before[-1:], non_blocking=True)
     return sites, zeros32, start, distinct, owners, bits
 
 
@@ -298,13 +334,15 @@ def _further_bit(
 
 @_gpu.kernel(varying=("count",))
 def _scan_kernel(
-    indices, zeros32, start, owners, ranks, sites, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    indices, zeros32, start, owners, ranks, sites, total, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of the bitmap; those behind them settle which of several rows at a site is the lowest."""
     p = tl.program_id(0)
     if p < chunks:
-        _scan_chunk(p, zeros32 + start + 2, ranks, sites, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS)
+        _scan_chunk(
+            p, zeros32 + start + 2, ranks, sites, total, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS
+        )
     else:
         i = (p - chunks) * BLOCK + tl.arange(0, BLOCK)
         inside, b, t, z, y, x = load_site(indices, i, i < count, batch, T, Z, Y, X, D)
@@ -318,15 +356,15 @@ def _scan_kernel(
 
 @triton.jit
 def _scan_chunk(
-    p, bitmap, ranks, sites, words, chunks, OT, OZ, OY, OX,
+    p, bitmap, ranks, sites, total, words, chunks, OT, OZ, OY, OX,
     D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """ranks[w] = outputs before word w << 32 | its bits; the sites of one chunk; the total, before the bitmap."""
+    """ranks[w] = outputs before word w << 32 | its bits; the sites of one chunk; their total number."""
     e = tl.arange(0, CHUNKS)
     sums = tl.load(bitmap + words + e, mask=e < chunks, other=0)
     before = tl.sum(tl.where(e < p, sums, 0), 0)
     if p == 0:
-        tl.store(bitmap - 1, tl.sum(sums, 0))
+        tl.store(total, tl.sum(sums, 0))
     for first in range(0, CHUNK, WORDS):
         w = p * CHUNK + first + tl.arange(0, WORDS)
         bits = tl.load(bitmap + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)
