@@ -83,8 +83,8 @@ def check_convolution(
 ) -> None:  # fmt: skip
     """Everything about a call that can be said without looking at the sites."""
     numbers = (
-        operator, _check_indices(operator, indices), batch_size, tuple(spatial_shape), tuple(kernel_size), tuple(stride),
-        tuple(padding), tuple(dilation), tuple(out_padding), subm, transpose,
+        operator, _check_indices(operator, indices), batch_size, tuple(spatial_shape), tuple(kernel_size),
+        tuple(stride), tuple(padding), tuple(dilation), tuple(out_padding), subm, transpose,
     )  # fmt: skip
     try:
         _check_numbers_once(*numbers)

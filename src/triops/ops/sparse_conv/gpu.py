@@ -23,13 +23,17 @@ PARTS_BYTES = 64 << 20  # of partial weight gradients in deterministic mode
 
 
 class Config(NamedTuple):
-    """How one kernel is cut: rows a tile, blocks of output and of summed channels, warps, pipeline stages."""
+    """How one kernel is cut: rows a tile, blocks of output and of summed channels, warps, pipeline stages.
+
+    registers: how many a thread may have, 0 where the compiler decides.
+    """
 
     rows: int
     out: int
     inner: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 class WeightConfig(NamedTuple):
@@ -69,7 +73,7 @@ def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
         count, taps, stride[0], stride[1], stride[2], weight.numel() // 3,
         IN=channels_in, OUT=channels_out, TILE=config.rows, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
         BIAS=bias is not None, PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
-        STAGES=config.stages, num_warps=config.warps,
+        STAGES=config.stages, num_warps=config.warps, **({"maxnreg": config.registers} if config.registers else {}),
     )  # fmt: skip
     return out
 
@@ -135,12 +139,19 @@ def _forward_config(dtype, precision, channels_in, channels_out):
     if dtype == torch.float64:
         return Config(TILE, min(out, 32), 16, 4, 1)
     if precision == "split":
-        return Config(TILE, out, inner if channels_in > 64 else min(inner, 32), 4, 2)
+        # At 64 channels the compiler stops at 127 registers; with 128, which cost nothing, it is 2 % faster on Hopper.
+        registers = 128 if channels_in == channels_out == 64 and _hopper() else 0
+        return Config(TILE, out, inner if channels_in > 64 else min(inner, 32), 4, 2, registers)
     if precision == "tf32":
         return Config(TILE, out, min(inner, 32), 4, 3)
     # Many channels: the weights weigh more than the rows that a larger tile wastes, if the registers hold the sums.
     large = out == 128 and channels_in <= MOST_SUMMED_INSIDE.value
     return Config(2 * TILE if large else TILE, out, inner, 4, 3)
+
+
+@cache
+def _hopper():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 @cache

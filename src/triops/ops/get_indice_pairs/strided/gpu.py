@@ -340,9 +340,7 @@ def _scan_kernel(
     """One program a chunk of the bitmap; those behind them settle which of several rows at a site is the lowest."""
     p = tl.program_id(0)
     if p < chunks:
-        _scan_chunk(
-            p, zeros32 + start + 2, ranks, sites, total, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS
-        )
+        _scan_chunk(p, zeros32 + start + 2, ranks, sites, total, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS)
     else:
         i = (p - chunks) * BLOCK + tl.arange(0, BLOCK)
         inside, b, t, z, y, x = load_site(indices, i, i < count, batch, T, Z, Y, X, D)

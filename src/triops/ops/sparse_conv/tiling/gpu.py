@@ -17,8 +17,11 @@ from triops.ops.sparse_conv.reference import refuse_rows_outside
 
 TILE = 256 if _gpu.INTERPRETED else 64  # rows, where a kernel does not ask for another number
 SAMPLE = 1024  # rows that tell how rare an offset is
+SAMPLES = tl.constexpr(SAMPLE)
 KEY_BITS = 31
 TAPS_AT_ONCE = 32
+UNROLL = 9
+TOGETHER, TILE_WARPS = 4, 1  # visits of a tile that are looked up together
 MOST_BLOCKS = 4096  # whose counts one program adds up
 
 
@@ -56,27 +59,40 @@ def make_tiles(table, count, tile=TILE):
     taps, outputs = table.shape
     device = table.device
     tiles = triton.cdiv(outputs, tile)
-    padded = triton.next_power_of_2(taps)
-    seen = torch.empty(taps, dtype=torch.int32, device=device)
-    keys = torch.empty(outputs, dtype=torch.int32, device=device)
     rows = torch.empty(tiles * tile, dtype=torch.int32, device=device)
     counts = torch.empty(tiles, dtype=torch.int32, device=device)
     visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
     neighbors = torch.empty(tiles, taps, tile, dtype=torch.int32, device=device)
     if outputs:
-        step = max(outputs // SAMPLE, 1)
-        _seen_kernel[(taps,)](table, seen, outputs, count, step, SAMPLE=SAMPLE, num_warps=4)
-        block = _gpu.block(128, interpreted=2048)
-        _key_kernel[(triton.cdiv(outputs, block),)](
-            table, seen, keys, outputs, count, taps, PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS,
-            BLOCK=block, num_warps=4,
-        )  # fmt: skip
-        keys, order = keys.sort(stable=True)
+        bits = _bits_of(table, count)
+        masks = torch.empty(outputs, dtype=torch.int32, device=device)
+        codes = torch.empty(outputs, dtype=torch.int16, device=device)
+        block = _gpu.block(128, interpreted=4096)
+        _code_kernel[(triton.cdiv(outputs, block),)](
+            table, bits, masks, codes, outputs, count, taps, MOST=KEY_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
+        )
+        order = codes.sort(stable=True).indices
         _tile_kernel[(tiles,)](
-            table, seen, keys, order, rows, counts, visited, neighbors, outputs, count, taps,
-            PADDED=padded, AT_ONCE=min(padded, TAPS_AT_ONCE), BITS=KEY_BITS, TILE=tile, num_warps=4,
+            table, bits, masks, order, rows, counts, visited, neighbors, outputs, count, taps,
+            AT_ONCE=min(triton.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=TOGETHER, TILE=tile,
+            num_warps=TILE_WARPS,
         )  # fmt: skip
     return Tiles(rows, counts, visited, neighbors)
+
+
+def _bits_of(table, count):
+    """int32 [2, K]: which bit of a row's mask stands for each offset, and how many of SAMPLE rows have that bit.
+
+    The most common offset has bit 0; of more than KEY_BITS offsets only the rarest have one, the others a number below.
+    """
+    taps, outputs = table.shape
+    seen = torch.empty(taps, dtype=torch.int32, device=table.device)
+    bits = torch.empty(2, taps, dtype=torch.int32, device=table.device)
+    _seen_kernel[(taps,)](table, seen, outputs, count, max(outputs // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
+    padded = triton.next_power_of_2(taps)
+    some = min(padded, 32)
+    _bits_kernel[(triton.cdiv(taps, some),)](seen, bits, taps, MOST=KEY_BITS, PADDED=padded, BLOCK=some, num_warps=4)
+    return bits
 
 
 def _make_pairs(table, count):
@@ -106,67 +122,96 @@ def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
     tl.store(seen + tap, tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
 
 
-@triton.jit
-def _bit_of(seen, tap, taps, PADDED: tl.constexpr, BITS: tl.constexpr):
-    """Which bit of a mask stands for an offset: the most common has bit 0; of more than BITS the rarest have one."""
+@_gpu.kernel
+def _bits_kernel(seen, bits, taps, MOST: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, PADDED)[None, :]
     frequency = tl.load(seen + every, mask=every < taps, other=-1)
-    own = tl.load(seen + tap, mask=tap < taps, other=-1)[:, None]
-    more_common = (frequency > own) | ((frequency == own) & (every < tap[:, None]))
-    return tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - BITS, 0)
+    own = tl.load(seen + tap, mask=tap < taps, other=-1)
+    more_common = (frequency > own[:, None]) | ((frequency == own[:, None]) & (every < tap[:, None]))
+    bit = tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - MOST, 0)
+    tl.store(bits + tap, bit, mask=tap < taps)
+    tl.store(bits + taps + bit, own, mask=(tap < taps) & (bit >= 0))
 
 
 @_gpu.kernel(varying=("outputs", "count"))
-def _key_kernel(
-    table, seen, keys, outputs, count, taps,
-    PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _code_kernel(
+    table, bits, masks, codes, outputs, count, taps, MOST: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A row's mask of offsets, and 16 bits of its place among all masks.
+
+    Masks are ordered by their rank as a Gray code. The code is the share of rows that come before, as if offsets
+    occurred independently of each other: common masks get codes of their own, rare ones share theirs.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = row < outputs
     mask = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, taps, AT_ONCE):
-        tap = first + tl.arange(0, AT_ONCE)
-        bit = _bit_of(seen, tap, taps, PADDED, BITS)
-        met = tl.load(
-            table + tap[:, None].to(tl.int64) * outputs + row[None, :],
-            mask=(tap < taps)[:, None] & (row < outputs)[None, :], other=-1,
-        )  # fmt: skip
-        has = (met >= 0) & (met < count) & (bit >= 0)[:, None]
-        mask += tl.sum(has.to(tl.int32) << tl.maximum(bit, 0)[:, None], 0)
-    for i in tl.static_range(5):  # the rank of a Gray code: every bit is the parity of those above it
-        mask ^= mask >> (1 << i)
-    tl.store(keys + row, mask, mask=row < outputs)
+    at = table + row
+    for tap in tl.range(0, taps, loop_unroll_factor=UNROLL):
+        met = tl.load(at, mask=exists, other=-1)
+        bit = tl.load(bits + tap)
+        has = (met >= 0) & (met < count) & (bit >= 0)
+        mask |= has.to(tl.int32) << tl.maximum(bit, 0)
+        at += outputs
+    before = tl.zeros([BLOCK], tl.float32)
+    share = before + 1
+    parity = tl.zeros([BLOCK], tl.int32)
+    top = tl.minimum(taps, MOST) - 1
+    for i in tl.range(0, top + 1, loop_unroll_factor=UNROLL):
+        bit = top - i
+        # Rare and common offsets are taken for less so: they come together, and would share too few codes.
+        odds = tl.minimum(tl.maximum(tl.load(bits + taps + bit).to(tl.float32) * (1 / SAMPLES), 0.2), 0.8)
+        has = (mask >> bit) & 1
+        first = tl.where(parity == 1, odds, 1 - odds)
+        parity ^= has
+        before += tl.where(parity == 1, share * first, 0.0)
+        share *= tl.where(has == 1, odds, 1 - odds)
+    tl.store(masks + row, mask, mask=exists)
+    tl.store(codes + row, (tl.minimum(before * 65536, 65535) - 32768).to(tl.int16), mask=exists)
 
 
 @_gpu.kernel(varying=("outputs", "count"))
 def _tile_kernel(
-    table, seen, keys, order, rows, counts, taps_of, neighbors, outputs, count, taps,
-    PADDED: tl.constexpr, AT_ONCE: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    table, bits, masks, order, rows, counts, taps_of, neighbors, outputs, count, taps,
+    AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile's visits. A sorted key tells which offsets its row has: only those are looked up."""
+    """A tile's visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     place = tile * TILE + lane
     row = tl.load(order + place, mask=place < outputs, other=-1)
-    key = tl.load(keys + place, mask=place < outputs, other=0)
-    mask = key ^ (key >> 1)  # the Gray code of that rank
+    exists = row >= 0
+    mask = tl.load(masks + row, mask=exists, other=0)
     tl.store(rows + place, row.to(tl.int32))
+    union = tl.reduce(mask, 0, _or)
     visits = tl.zeros([], tl.int32)
     for first in range(0, taps, AT_ONCE):
         tap = first + tl.arange(0, AT_ONCE)
-        bit = _bit_of(seen, tap, taps, PADDED, BITS)[:, None]
-        listed = ((mask[None, :] >> tl.maximum(bit, 0)) & 1) | (bit < 0).to(tl.int32)
-        met = tl.load(
-            table + tap[:, None].to(tl.int64) * outputs + row[None, :],
-            mask=(tap < taps)[:, None] & (row >= 0)[None, :] & (listed > 0), other=-1,
-        )  # fmt: skip
-        met = tl.where((met >= 0) & (met < count), met, -1)
-        some = tl.max(met, 1) >= 0
-        number = visits + tl.cumsum(some.to(tl.int32), 0) - 1
-        visit = tile * taps + number
-        tl.store(taps_of + visit, tap, mask=some)
-        tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
-        visits += tl.sum(some.to(tl.int32), 0)
+        bit = tl.load(bits + tap, mask=tap < taps, other=0)
+        # an offset without a bit has to be looked up to know
+        listed = (tap < taps) & (((union >> tl.maximum(bit, 0)) & 1 == 1) | (bit < 0))
+        number = tl.cumsum(listed.to(tl.int32), 0) - 1
+        for begin in range(0, tl.sum(listed.to(tl.int32), 0), TOGETHER):
+            wanted = begin + tl.arange(0, TOGETHER)
+            chosen = listed[None, :] & (number[None, :] == wanted[:, None])
+            some = tl.sum(chosen.to(tl.int32), 1) > 0
+            which = tl.sum(tl.where(chosen, tap[None, :], 0), 1)
+            met = tl.load(
+                table + which[:, None].to(tl.int64) * outputs + row[None, :],
+                mask=some[:, None] & exists[None, :], other=-1,
+            )  # fmt: skip
+            met = tl.where((met >= 0) & (met < count), met, -1)
+            some = tl.max(met, 1) >= 0
+            visit = tile * taps + visits + tl.cumsum(some.to(tl.int32), 0) - 1
+            tl.store(taps_of + visit, which, mask=some)
+            tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
+            visits += tl.sum(some.to(tl.int32), 0)
     tl.store(counts + tile, visits)
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
 
 
 @_gpu.kernel(varying=("outputs", "count", "blocks"))
