@@ -29,8 +29,8 @@ def get_indice_pairs(
         return out_indices, *_pack(table, found.zeros32, found.start + 2, mirror=True)
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
-    sites, total, outputs, counts = sparse_table(indices, convolution)
-    pairs, num = _pack(outputs, counts, 0, mirror=False)
+    sites, total, outputs, counts, start = sparse_table(indices, convolution)
+    pairs, num = _pack(outputs, counts, start, mirror=False)
     return _cut(sites, total.wait()), pairs, num
 
 
@@ -62,7 +62,7 @@ def sparse_neighbors(
         return torch.empty_like(indices), nothing, nothing.clone()
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
-    sites, total, outputs, _ = sparse_table(indices, convolution)
+    sites, total, outputs, *_ = sparse_table(indices, convolution)
     out_indices = _cut(sites, total.wait())
     return out_indices, invert_table(outputs, out_indices.shape[0]), outputs
 

@@ -11,6 +11,7 @@ is, the candidates' flat indices are sorted instead of marked, and ranks come fr
 import math
 import threading
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -52,13 +53,27 @@ class Convolution:
                  for i, s, p, k, d in zip(self.shape, stride, padding, kernel, dilation, strict=True)]  # fmt: skip
         wide = max(*reach, self.places, self.input_places) >= 2**31 or max(stride) >= 2**15
         self.taps = kernel[3] if kernel[3] <= UNROLL else 1
-        self.mark_taps = most[3] if most[3] <= UNROLL else 1
-        self.mark_rows = self.candidates // self.mark_taps
+        self.by_bitmap, self.dense_owners = self.places <= MAX_BITMAP, self.input_places <= MAX_OWNERS
         self.words = cdiv(self.places, 32)
-        self.chunk = max(SCAN_WORDS, power_of_2(cdiv(self.words, MAX_CHUNKS)))
+        chunk = max(SCAN_WORDS, power_of_2(cdiv(self.words, MAX_CHUNKS)))
+        self.chunks = cdiv(self.words, chunk)
+        self.ranks_at = (2 + self.words + self.chunks + 1) & ~1  # even: ranks are int64
+        self.numbers = batch_size, *self.shape, *self.out_shape
         self.constants = {
             "D": len(shape), "KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation,
             "COMMON": common, "STEP": step, "INVERSE": inverse, "MOST": most, "TRANSPOSE": transpose, "WIDE": wide,
+        }  # fmt: skip
+        mark_taps = most[3] if most[3] <= UNROLL else 1
+        mark_rows = self.candidates // mark_taps
+        tile = min(MARK_TILE, power_of_2(mark_rows))
+        self.mark_groups = cdiv(mark_rows, tile)
+        self.mark_options = {
+            "ROWS": mark_rows, "TILE": tile, "TAPS": mark_taps, "CHUNK": chunk, "OWNERS": self.dense_owners,
+            "BLOCK": MARK_BLOCK, "num_warps": MARK_WARPS, **self.constants,
+        }  # fmt: skip
+        self.scan_options = {
+            "D": len(shape), "CHUNKS": power_of_2(self.chunks), "CHUNK": chunk, "WORDS": min(chunk, 64), "BLOCK": 1024,
+            "num_warps": 4,
         }  # fmt: skip
 
 
@@ -98,26 +113,40 @@ def _arrival(device):
     return made
 
 
+class Ranked(NamedTuple):
+    """What the rank kernel reads, and where it puts its counts."""
+
+    sites: torch.Tensor  # [most, 1 + D]
+    zeros32: torch.Tensor  # from `start`: repeated sites, one unused, the bitmap, outputs by chunk, ranks, counts
+    start: int
+    ranks: torch.Tensor  # int64 from `ranks_at`: (outputs before a word << 32 | its bits), or the sorted outputs
+    ranks_at: int
+    counts_at: int
+    owners: torch.Tensor
+    bits: int  # 0 where `owners` holds a row for every input place, else of the hash whose scratch it is
+
+
 def sparse_table(indices, convolution):
-    """-> sites [most, 1 + D], their number (an Arrival), outputs int32 [K, L], counts int32 [K, blocks].
+    """-> sites [most, 1 + D], their number (an Arrival), outputs int32 [K, L], a buffer and from where in it it holds
+    counts int32 [K, blocks].
 
     The first rows of `sites` are the output sites, and everything is still on its way: no waiting here.
     """
-    rank = _rank_by_bitmap if convolution.places <= MAX_BITMAP else _rank_by_sort
-    total = _arrival(indices.device)
-    sites, zeros32, start, ranks, owners, bits = rank(indices, convolution, total.number)
-    total.sent()
     count = indices.shape[0]
     blocks = cdiv(count, GRAIN)
+    total = _arrival(indices.device)
+    rank = _rank_by_bitmap if convolution.by_bitmap else _rank_by_sort
+    found = rank(indices, convolution, total.number, convolution.volume * blocks)
+    total.sent()
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
-    counts = torch.empty((convolution.volume, blocks), dtype=torch.int32, device=indices.device)
+    length = found.ranks.shape[0]
     _rank_kernel[(blocks, convolution.volume // convolution.taps)](
-        indices, ranks, zeros32, start, owners, outputs, counts, count, convolution.batch_size,
-        *convolution.shape, *convolution.out_shape, blocks, ranks.shape[0],
-        HASH_BITS=bits, TAPS=convolution.taps, STEPS=0 if rank is _rank_by_bitmap else ranks.shape[0].bit_length(),
+        indices, found.ranks, found.zeros32, found.owners, outputs, found.start, found.ranks_at, found.counts_at,
+        count, blocks, length, *convolution.numbers,
+        HASH_BITS=found.bits, TAPS=convolution.taps, STEPS=0 if convolution.by_bitmap else length.bit_length(),
         BLOCK=GRAIN, num_warps=RANK_WARPS, **convolution.constants,
     )  # fmt: skip
-    return sites, total, outputs, counts
+    return found.sites, total, outputs, found.zeros32, found.counts_at
 
 
 def invert_table(outputs, length):
@@ -130,53 +159,42 @@ def invert_table(outputs, length):
     return inputs
 
 
-def _rank_by_bitmap(indices, convolution, total):
-    """-> sites, zeros32, start, ranks, owners, bits; the number of outputs goes to `total`.
-
-    From zeros32[start]: repeated sites, one unused, the bitmap, outputs by chunk. `bits` is 0 where `owners`
-    holds a row for every input place, else that of the hash whose scratch it is.
-    """
-    device, count, words, chunk = indices.device, indices.shape[0], convolution.words, convolution.chunk
-    chunks = cdiv(words, chunk)
-    dense = convolution.input_places <= MAX_OWNERS
+def _rank_by_bitmap(indices, convolution, total, counts):
+    """The number of outputs goes to `total`; `counts` integers are kept free for the rank kernel."""
+    device, count, words, dense = indices.device, indices.shape[0], convolution.words, convolution.dense_owners
+    used = convolution.ranks_at + 2 * words
     if dense:
-        zeros32 = torch.zeros(2 + words + chunks, dtype=torch.int32, device=device)
+        zeros32 = torch.zeros(used + counts, dtype=torch.int32, device=device)
         owners = torch.empty(convolution.input_places, dtype=torch.int32, device=device)
         start = bits = 0
     else:
-        zeros32, start, owners, bits = _hash_sites(indices, convolution, words + chunks)
-    tile = min(MARK_TILE, power_of_2(convolution.mark_rows))
-    _mark_kernel[(cdiv(count, MARK_BLOCK), cdiv(convolution.mark_rows, tile))](
-        indices, zeros32, start, owners, words, count, convolution.batch_size, *convolution.shape,
-        *convolution.out_shape, ROWS=convolution.mark_rows, TILE=tile, TAPS=convolution.mark_taps, CHUNK=chunk,
-        OWNERS=dense, BLOCK=MARK_BLOCK, num_warps=MARK_WARPS, **convolution.constants,
-    )  # fmt: skip
+        zeros32, start, owners, bits = _hash_sites(indices, convolution, used + counts)
+    _mark_kernel[(cdiv(count, MARK_BLOCK), convolution.mark_groups)](
+        indices, zeros32, owners, start, words, count, *convolution.numbers, **convolution.mark_options
+    )
     limit = min(convolution.places, convolution.candidates * count)
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
-    ranks = torch.empty(words, dtype=torch.int64, device=device)
-    _scan_kernel[(chunks + (cdiv(count, 1024) if dense else 0),)](
-        indices, zeros32, start, owners, ranks, sites, total, words, chunks, count, convolution.batch_size,
-        *convolution.shape, *convolution.out_shape, D=convolution.dimensions, CHUNKS=power_of_2(chunks), CHUNK=chunk,
-        WORDS=min(chunk, 64), BLOCK=1024, num_warps=4,
+    _scan_kernel[(convolution.chunks + (cdiv(count, 1024) if dense else 0),)](
+        indices, zeros32, owners, sites, total, start, start + convolution.ranks_at, words, convolution.chunks, count,
+        *convolution.numbers, **convolution.scan_options,
     )  # fmt: skip
-    return sites, zeros32, start, ranks, owners, bits
+    return Ranked(sites, zeros32, start, zeros32, start + convolution.ranks_at, start + used, owners, bits)
 
 
-def _hash_sites(indices, convolution, spare=0):
+def _hash_sites(indices, convolution, spare):
     found = SiteHash(indices, convolution.batch_size, convolution.shape, 0, 1, spare)
     found.insert()
     return found.zeros32, found.start, found.scratch, found.constants["BITS"]
 
 
-def _rank_by_sort(indices, convolution, total):
-    """The same for an output grid that no bitmap can hold; `ranks` are the output sites, sorted."""
+def _rank_by_sort(indices, convolution, total, counts):
+    """The same for an output grid that no bitmap can hold."""
     device, count, candidates = indices.device, indices.shape[0], convolution.candidates
-    zeros32, start, owners, bits = _hash_sites(indices, convolution)
+    zeros32, start, owners, bits = _hash_sites(indices, convolution, counts)
     keys = torch.empty(candidates * count, dtype=torch.int64, device=device)
     _candidates_kernel[(cdiv(count, 1024), candidates)](
-        indices, keys, count, convolution.batch_size, *convolution.shape, *convolution.out_shape,
-        BLOCK=1024, num_warps=4, **convolution.constants,
-    )  # fmt: skip
+        indices, keys, count, *convolution.numbers, BLOCK=1024, num_warps=4, **convolution.constants
+    )
     keys = keys.sort().values
     first = torch.ones_like(keys, dtype=torch.bool)
     first[1:] = keys[1:] != keys[:-1]
@@ -192,7 +210,7 @@ def _rank_by_sort(indices, convolution, total):
         rest = rest.div(size, rounding_mode="floor")
     sites = torch.stack([rest, *reversed(columns)], 1).to(indices.dtype)
     total.copy_(before[-1:], non_blocking=True)
-    return sites, zeros32, start, distinct, owners, bits
+    return Ranked(sites, zeros32, start, distinct, 0, start + 2, owners, bits)
 
 
 @triton.jit
@@ -259,9 +277,9 @@ def _leading_place(
     return ((b * OT + pt) * OZ + pz) * OY + py, vy & vz & vt
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel(varying=("start", "count"))
 def _mark_kernel(
-    indices, zeros32, start, owners, words, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    indices, zeros32, owners, start, words, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, CHUNK: tl.constexpr, OWNERS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     DILATION: tl.constexpr, COMMON: tl.constexpr, STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr,
@@ -332,14 +350,15 @@ def _further_bit(
     return flat, tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel(varying=("start", "ranks_at", "count"))
 def _scan_kernel(
-    indices, zeros32, start, owners, ranks, sites, total, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    indices, zeros32, owners, sites, total, start, ranks_at, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of the bitmap; those behind them settle which of several rows at a site is the lowest."""
     p = tl.program_id(0)
     if p < chunks:
+        ranks = (zeros32 + ranks_at).to(tl.pointer_type(tl.int64), bitcast=True)
         _scan_chunk(p, zeros32 + start + 2, ranks, sites, total, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS)
     else:
         i = (p - chunks) * BLOCK + tl.arange(0, BLOCK)
@@ -390,9 +409,10 @@ def _scan_chunk(
             tl.store(at, rest, mask=hit)
 
 
-@_gpu.kernel(varying=("count", "blocks", "length"))
+@_gpu.kernel(varying=("start", "ranks_at", "counts_at", "count", "blocks", "length"))
 def _rank_kernel(
-    indices, ranks, zeros32, start, owners, outputs, counts, count, batch, T, Z, Y, X, OT, OZ, OY, OX, blocks, length,
+    indices, ranks, zeros32, owners, outputs, start, ranks_at, counts_at, count, blocks, length,
+    batch, T, Z, Y, X, OT, OZ, OY, OX,
     HASH_BITS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, COMMON: tl.constexpr,
     STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr, TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
@@ -400,6 +420,8 @@ def _rank_kernel(
     """outputs[k, i] for BLOCK sites and one row of TAPS offsets. STEPS > 0: ranks are sorted sites to search in."""
     p = tl.program_id(0)
     r = tl.program_id(1)
+    ranks = (ranks + ranks_at).to(tl.pointer_type(tl.int64), bitcast=True)
+    counts = zeros32 + counts_at
     i = p * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)

@@ -21,7 +21,7 @@ SAMPLES = tl.constexpr(SAMPLE)
 KEY_BITS = 31
 TAPS_AT_ONCE = 32
 UNROLL = 9
-TOGETHER, TILE_WARPS = 4, 1  # visits of a tile that are looked up together
+LOOKUPS = 512  # of one program at a time
 MOST_BLOCKS = 4096  # whose counts one program adds up
 
 
@@ -74,8 +74,8 @@ def make_tiles(table, count, tile=TILE):
         order = codes.sort(stable=True).indices
         _tile_kernel[(tiles,)](
             table, bits, masks, order, rows, counts, visited, neighbors, outputs, count, taps,
-            AT_ONCE=min(triton.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=TOGETHER, TILE=tile,
-            num_warps=TILE_WARPS,
+            AT_ONCE=min(triton.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
+            num_warps=1,
         )  # fmt: skip
     return Tiles(rows, counts, visited, neighbors)
 
