@@ -12,9 +12,11 @@ import datetime
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -28,7 +30,8 @@ from triops._op import OPERATORS, Operator
 from triops.acceptance.runner import references
 from triops.acceptance.standard import judge
 
-BARS = json.loads(Path(__file__).with_name("bars.json").read_text())  # {operator: {case: {dtype: [must, aim]}}}
+# {operator: {case: {dtype: [must, aim]}}}, and a third number where an eager call has a bar of its own
+BARS = json.loads(Path(__file__).with_name("bars.json").read_text())
 TF32 = "float32 (TF32)"
 
 
@@ -70,13 +73,49 @@ def measure(
         row["peak_error"] = float(f"{max(peaks):.2g}")
     if not row["equals_reference"]:
         row["failures"] = [f for j in judgements for f in j.failures]
-    if not operator.dynamic_output:
+    if operator.name == "get_indice_pairs":
+        row["graph_us"] = round(graph_us(lambda: _without_waiting(operator, args)), 1)
+        row["kernels_us"] = kernels_us(lambda: operator(*args))
+    elif not operator.dynamic_output:
         row["graph_us"] = round(graph_us(lambda: operator(*args)), 1)
+    row["workspace_mib"] = workspace_mib(lambda: operator(*args))
     bar = BARS.get(operator.name, {}).get(sample.name, {}).get(row["dtype"])
     if bar:
-        row["must_us"], row["aim_us"] = bar
+        row["must_us"], row["aim_us"] = bar[:2]
+        if len(bar) > 2:
+            row["eager_must_us"] = bar[2]
     torch.backends.cuda.matmul.allow_tf32 = False
     return row
+
+
+def _without_waiting(operator: Operator, args: tuple[Any, ...]) -> Any:
+    """All kernels of a rulebook. A graph cannot wait for the number of outputs, so they are not cut to it."""
+    from triops.ops.get_indice_pairs.strided.gpu import Arrival
+
+    with mock.patch.object(Arrival, "wait", lambda arrival: 1):
+        return operator.kernel("gpu")(*args)
+
+
+def kernels_us(call: Callable[[], Any], repeats: int = 10) -> dict[str, float]:
+    """How the time on the device divides among kernels, with warm caches."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    found = [(e.key, e.self_device_time_total / repeats) for e in profile.key_averages()]
+    return {key.strip("_")[:40]: round(us, 1) for key, us in found if us > 0}
+
+
+def workspace_mib(call: Callable[[], Any]) -> float:
+    """The most memory that a call holds above what it returns."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before - _sample.bytes_of(result)) / 2**20, 1)
 
 
 def reference_us(operator: Operator, args: tuple[Any, ...]) -> float:
