@@ -21,18 +21,31 @@ from unittest import mock
 import torch
 import triton
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "src")]
-
-from timing import copy_bytes_per_second, eager_us, graph_us
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from triops import _sample
 from triops._op import OPERATORS, Operator
+from triops.acceptance.ceilings import measured
 from triops.acceptance.runner import references
 from triops.acceptance.standard import judge
+from triops.acceptance.timing import eager_seconds, graph_seconds
 
 # {operator: {case: {dtype: [must, aim]}}}, and a third number where an eager call has a bar of its own
 BARS = json.loads(Path(__file__).with_name("bars.json").read_text())
 TF32 = "float32 (TF32)"
+
+
+def graph_us(call: Callable[[], Any]) -> float:
+    """The median replay of a CUDA graph: what the kernels cost."""
+    seconds = graph_seconds(call, budget=0.2)
+    if seconds is None:
+        raise RuntimeError("no CUDA graph can hold this call")
+    return round(seconds * 1e6, 1)
+
+
+def eager_us(call: Callable[[], Any]) -> float:
+    """What a user sees in a plain loop."""
+    return round(eager_seconds(call, budget=0.2) * 1e6, 1)
 
 
 def formats(sample: _sample.Sample) -> list[tuple[str, torch.dtype]]:
@@ -65,7 +78,7 @@ def measure(
         "dtype": name,
         "equals_reference": all(j.passed for j in judgements),
         "floor_us": round(work.bytes / bandwidth * 1e6, 1),
-        "eager_us": round(eager_us(lambda: operator(*args)), 1),
+        "eager_us": eager_us(lambda: operator(*args)),
         "reference_us": round(reference_us(operator, args), 1),
     }
     peaks = [j.diffs.peak for j in judgements if j.kind != "exact"]
@@ -74,10 +87,10 @@ def measure(
     if not row["equals_reference"]:
         row["failures"] = [f for j in judgements for f in j.failures]
     if operator.name == "get_indice_pairs":
-        row["graph_us"] = round(graph_us(lambda: _without_waiting(operator, args)), 1)
+        row["graph_us"] = graph_us(lambda: _without_waiting(operator, args))
         row["kernels_us"] = kernels_us(lambda: operator(*args))
     elif not operator.dynamic_output:
-        row["graph_us"] = round(graph_us(lambda: operator(*args)), 1)
+        row["graph_us"] = graph_us(lambda: operator(*args))
     row["workspace_mib"] = workspace_mib(lambda: operator(*args))
     bar = BARS.get(operator.name, {}).get(sample.name, {}).get(row["dtype"])
     if bar:
@@ -129,7 +142,7 @@ def reference_us(operator: Operator, args: tuple[Any, ...]) -> float:
     operator.reference(*args)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    return seconds * 1e6 if seconds > 0.05 else eager_us(lambda: operator.reference(*args), repeats=5)
+    return seconds * 1e6 if seconds > 0.05 else eager_us(lambda: operator.reference(*args))
 
 
 def preparation() -> dict[str, Any]:
@@ -140,8 +153,8 @@ def preparation() -> dict[str, Any]:
     table = lidar().gather.cuda()
     return {
         "operator": "sparse_conv", "case": "preparing a rulebook, submanifold, 248636 sites", "dtype": "int32",
-        "graph_us": round(graph_us(lambda: make_tiles(table, table.shape[1])), 1),
-        "eager_us": round(eager_us(lambda: make_tiles(table, table.shape[1])), 1), "must_us": 80, "aim_us": 50,
+        "graph_us": graph_us(lambda: make_tiles(table, table.shape[1])),
+        "eager_us": eager_us(lambda: make_tiles(table, table.shape[1])), "must_us": 80, "aim_us": 50,
     }  # fmt: skip
 
 
@@ -151,7 +164,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     options = parser.parse_args()
-    bandwidth = copy_bytes_per_second()
+    bandwidth = measured("cuda").bandwidth
     machine = torch.cuda.get_device_name()
     print(f"{machine}: copy {bandwidth / 1e12:.2f} TB/s, torch {torch.__version__}, triton {triton.__version__}")
     files: dict[str, list[dict[str, Any]]] = {}
