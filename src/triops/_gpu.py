@@ -28,15 +28,30 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], varying: Sequence[str] = ()) -> None:
         self.jit = triton.jit(function, do_not_specialize=list(varying))
-        self.compiled: dict[Any, Any] = {}
+        self.bound: dict[Any, Callable[..., None]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         if not fast_launches:
             return self.jit[grid]  # type: ignore[no-any-return]
 
         def launch(*args: Any, **options: Any) -> None:
+            key = tuple(options.values())
+            bound = self.bound.get(key)
+            if bound is None:
+                bound = self.bound[key] = self.bind(**options)
+            bound(grid, *args)
+
+        return launch
+
+    def bind(self, **options: Any) -> Callable[..., None]:
+        """`bound(grid, *args)`, for a launcher that keeps its constants and options from call to call."""
+        if not fast_launches:
+            return lambda grid, *args: self.jit[grid](*args, **options)
+        compiled: dict[Any, Any] = {}
+
+        def launch(grid: tuple[int, ...], *args: Any) -> None:
             device = driver.active.get_current_device()
-            seen, passed = [device, *options.values()], []
+            seen, passed = [device], []
             for a in args:
                 if type(a) is int:
                     seen.append(_integer_class(a))
@@ -47,10 +62,10 @@ class Kernel:
                     seen.append(address & 15)
                     passed.append(address)
             key = tuple(seen)
-            found = self.compiled.get(key)
+            found = compiled.get(key)
             if found is None:
                 kernel = self.jit[grid](*args, **options)
-                self.compiled[key] = kernel, [options[name] for name in self.jit.arg_names[len(args) :]]
+                compiled[key] = kernel, [options[name] for name in self.jit.arg_names[len(args) :]]
                 return
             kernel, constants = found
             kernel.run(

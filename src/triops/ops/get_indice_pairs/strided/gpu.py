@@ -68,14 +68,23 @@ class Convolution:
         mark_rows = self.candidates // mark_taps
         tile = min(MARK_TILE, power_of_2(mark_rows))
         self.mark_groups = cdiv(mark_rows, tile)
-        self.mark_options = {
-            "ROWS": mark_rows, "TILE": tile, "TAPS": mark_taps, "CHUNK": chunk, "OWNERS": self.dense_owners,
-            "BLOCK": MARK_BLOCK, "num_warps": MARK_WARPS, **self.constants,
-        }  # fmt: skip
-        self.scan_options = {
-            "D": len(shape), "CHUNKS": power_of_2(self.chunks), "CHUNK": chunk, "WORDS": min(chunk, 64), "BLOCK": 1024,
-            "num_warps": 4,
-        }  # fmt: skip
+        self.mark = _mark_kernel.bind(
+            ROWS=mark_rows, TILE=tile, TAPS=mark_taps, CHUNK=chunk, OWNERS=self.dense_owners, BLOCK=MARK_BLOCK,
+            num_warps=MARK_WARPS, **self.constants,
+        )  # fmt: skip
+        self.scan = _scan_kernel.bind(
+            D=len(shape), CHUNKS=power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024, num_warps=4
+        )
+        self._rank = {}
+
+    def rank(self, bits, steps):
+        """The rank kernel with a hash of so many bits, and so many steps of a binary search."""
+        found = self._rank.get((bits, steps))
+        if found is None:
+            found = self._rank[bits, steps] = _rank_kernel.bind(
+                HASH_BITS=bits, TAPS=self.taps, STEPS=steps, BLOCK=GRAIN, num_warps=RANK_WARPS, **self.constants
+            )
+        return found
 
 
 plan = lru_cache(maxsize=1024)(Convolution)
@@ -98,14 +107,17 @@ class Arrival:
         return self.number
 
     def wait(self):
-        if self.seen is not None:
+        if self.seen is None:
+            number = int(self.number)
+        else:
             for _ in range(LOOKS):  # an event would cost more than most waits
                 if self.seen[0] >= 0:
                     break
             else:
                 torch.cuda.current_stream().synchronize()
+            number = int(self.seen[0])
         self.awaited = False
-        return int(self.number)
+        return number
 
 
 _arrivals = threading.local()  # kept for the next call of the thread
@@ -145,11 +157,10 @@ def sparse_table(indices, convolution):
     found = rank(indices, convolution, total.expect(), convolution.volume * blocks)
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
     length = found.ranks.shape[0]
-    _rank_kernel[(blocks, convolution.volume // convolution.taps)](
+    convolution.rank(found.bits, 0 if convolution.by_bitmap else length.bit_length())(
+        (blocks, convolution.volume // convolution.taps),
         indices, found.ranks, found.zeros32, found.owners, outputs, found.start, found.ranks_at, found.counts_at,
         count, blocks, length, *convolution.numbers,
-        HASH_BITS=found.bits, TAPS=convolution.taps, STEPS=0 if convolution.by_bitmap else length.bit_length(),
-        BLOCK=GRAIN, num_warps=RANK_WARPS, **convolution.constants,
     )  # fmt: skip
     return found.sites, total, outputs, found.zeros32, found.counts_at
 
@@ -174,14 +185,14 @@ def _rank_by_bitmap(indices, convolution, total, counts):
         start = bits = 0
     else:
         zeros32, start, owners, bits = _hash_sites(indices, convolution, used + counts)
-    _mark_kernel[(cdiv(count, MARK_BLOCK), convolution.mark_groups)](
-        indices, zeros32, owners, start, words, count, *convolution.numbers, **convolution.mark_options
-    )
+    grid = cdiv(count, MARK_BLOCK), convolution.mark_groups
+    convolution.mark(grid, indices, zeros32, owners, start, words, count, *convolution.numbers)
     limit = min(convolution.places, convolution.candidates * count)
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
-    _scan_kernel[(convolution.chunks + (cdiv(count, 1024) if dense else 0),)](
+    convolution.scan(
+        (convolution.chunks + (cdiv(count, 1024) if dense else 0),),
         indices, zeros32, owners, sites, total, start, start + convolution.ranks_at, words, convolution.chunks, count,
-        *convolution.numbers, **convolution.scan_options,
+        *convolution.numbers,
     )  # fmt: skip
     return Ranked(sites, zeros32, start, zeros32, start + convolution.ranks_at, start + used, owners, bits)
 
