@@ -43,10 +43,10 @@ class Kernel:
 
         return launch
 
-    def bind(self, **options: Any) -> Callable[..., None]:
-        """`bound(grid, *args)`, for a launcher that keeps its constants and options from call to call."""
+    def bind(self, *last: int, **options: Any) -> Callable[..., None]:
+        """`bound(grid, *args)`, for a launcher whose last arguments, constants and options are ever the same."""
         if not fast_launches:
-            return lambda grid, *args: self.jit[grid](*args, **options)
+            return lambda grid, *args: self.jit[grid](*args, *last, **options)
         compiled: dict[Any, Any] = {}
 
         def launch(grid: tuple[int, ...], *args: Any) -> None:
@@ -64,14 +64,15 @@ class Kernel:
             key = tuple(seen)
             found = compiled.get(key)
             if found is None:
-                kernel = self.jit[grid](*args, **options)
-                compiled[key] = kernel, [options[name] for name in self.jit.arg_names[len(args) :]]
+                kernel = self.jit[grid](*args, *last, **options)
+                constants = [options[name] for name in self.jit.arg_names[len(args) + len(last) :]]
+                compiled[key] = kernel, (*last, *constants)
                 return
-            kernel, constants = found
+            kernel, rest = found
             kernel.run(
                 grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
                 driver.active.get_current_stream(device), kernel.function, kernel.packed_metadata,
-                None, None, None, *passed, *constants,
+                None, None, None, *passed, *rest,
             )  # fmt: skip
 
         return launch

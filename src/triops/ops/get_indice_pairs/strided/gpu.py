@@ -59,7 +59,7 @@ class Convolution:
         chunk = max(SCAN_WORDS, power_of_2(cdiv(self.words, MAX_CHUNKS)))
         self.chunks = cdiv(self.words, chunk)
         self.ranks_at = (2 + self.words + self.chunks + 1) & ~1  # even: ranks are int64
-        self.numbers = batch_size, *self.shape, *self.out_shape
+        self.numbers = numbers = batch_size, *self.shape, *self.out_shape
         self.constants = {
             "D": len(shape), "KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation,
             "COMMON": common, "STEP": step, "INVERSE": inverse, "MOST": most, "TRANSPOSE": transpose, "WIDE": wide,
@@ -69,12 +69,13 @@ class Convolution:
         tile = min(MARK_TILE, power_of_2(mark_rows))
         self.mark_groups = cdiv(mark_rows, tile)
         self.mark = _mark_kernel.bind(
-            ROWS=mark_rows, TILE=tile, TAPS=mark_taps, CHUNK=chunk, OWNERS=self.dense_owners, BLOCK=MARK_BLOCK,
-            num_warps=MARK_WARPS, **self.constants,
+            *numbers, ROWS=mark_rows, TILE=tile, TAPS=mark_taps, CHUNK=chunk, OWNERS=self.dense_owners,
+            BLOCK=MARK_BLOCK, num_warps=MARK_WARPS, **self.constants,
         )  # fmt: skip
         self.scan = _scan_kernel.bind(
-            D=len(shape), CHUNKS=power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024, num_warps=4
-        )
+            *numbers, D=len(shape), CHUNKS=power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024,
+            num_warps=4,
+        )  # fmt: skip
         self._rank = {}
 
     def rank(self, bits, steps):
@@ -82,8 +83,9 @@ class Convolution:
         found = self._rank.get((bits, steps))
         if found is None:
             found = self._rank[bits, steps] = _rank_kernel.bind(
-                HASH_BITS=bits, TAPS=self.taps, STEPS=steps, BLOCK=GRAIN, num_warps=RANK_WARPS, **self.constants
-            )
+                *self.numbers, HASH_BITS=bits, TAPS=self.taps, STEPS=steps, BLOCK=GRAIN, num_warps=RANK_WARPS,
+                **self.constants,
+            )  # fmt: skip
         return found
 
 
@@ -160,7 +162,7 @@ def sparse_table(indices, convolution):
     convolution.rank(found.bits, 0 if convolution.by_bitmap else length.bit_length())(
         (blocks, convolution.volume // convolution.taps),
         indices, found.ranks, found.zeros32, found.owners, outputs, found.start, found.ranks_at, found.counts_at,
-        count, blocks, length, *convolution.numbers,
+        count, blocks, length,
     )  # fmt: skip
     return found.sites, total, outputs, found.zeros32, found.counts_at
 
@@ -186,13 +188,12 @@ def _rank_by_bitmap(indices, convolution, total, counts):
     else:
         zeros32, start, owners, bits = _hash_sites(indices, convolution, used + counts)
     grid = cdiv(count, MARK_BLOCK), convolution.mark_groups
-    convolution.mark(grid, indices, zeros32, owners, start, words, count, *convolution.numbers)
+    convolution.mark(grid, indices, zeros32, owners, start, words, count)
     limit = min(convolution.places, convolution.candidates * count)
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
     convolution.scan(
         (convolution.chunks + (cdiv(count, 1024) if dense else 0),),
         indices, zeros32, owners, sites, total, start, start + convolution.ranks_at, words, convolution.chunks, count,
-        *convolution.numbers,
     )  # fmt: skip
     return Ranked(sites, zeros32, start, zeros32, start + convolution.ranks_at, start + used, owners, bits)
 
