@@ -85,13 +85,14 @@ def _is_gpu(file: dict[str, Any]) -> bool:
 def _gpu(file: dict[str, Any]) -> str:
     columns = {
         "graph": lambda c: _us(c.get("graph_us")) + (" (over)" if _over(c) else ""),
-        "eager": lambda c: _us(c.get("eager_us")),
+        "eager": lambda c: _us(c.get("eager_us")) + (" (over)" if _over(c, "eager_us", "eager_must_us") else ""),
         "floor": lambda c: _us(c.get("floor_us")),
         "efficiency": _efficiency,
         "reference": lambda c: _us(c.get("reference_us")),
         "best peer": lambda c: " ".join(filter(None, (str(c.get("peer", "")), _us(c.get("peer_us"))))),
         "bar": lambda c: _us(c.get("must_us")),
         "aim": lambda c: _us(c.get("aim_us")),
+        "bar, eager": lambda c: _us(c.get("eager_must_us")),
     }
     return _tables(file, columns)
 
@@ -108,8 +109,8 @@ def _cpu(file: dict[str, Any]) -> str:
     return _tables(file, columns)
 
 
-def _over(case: dict[str, Any]) -> bool:
-    return bool(case.get("must_us") and case.get("graph_us") and case["graph_us"] > case["must_us"])
+def _over(case: dict[str, Any], time: str = "graph_us", bar: str = "must_us") -> bool:
+    return bool(case.get(bar) and case.get(time) and case[time] > case[bar])
 
 
 def _under(case: dict[str, Any]) -> bool:
