@@ -29,6 +29,7 @@ from numba.extending import intrinsic
 HUGE_PAGE_BYTES = 4 * 2**20  # from here on huge pages pay
 PAGE = mmap.PAGESIZE
 MADV_HUGEPAGE: int = getattr(mmap, "MADV_HUGEPAGE", -1)  # Linux alone has it
+FILL = 2**20  # bytes worth a thread
 LOOKS = 200_000  # about 0.1 ms
 CHUNKS_PER_THREAD = 4  # uneven work evens out, and a chunk still lasts far longer than handing it out
 
@@ -155,6 +156,32 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
     for error in errors:
         if error is not None:
             raise error
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """`torch.zeros` on the threads of `run`.
+
+    torch's own threads go on spinning for a while when they have filled a tensor, on the cores that a kernel's need.
+    """
+    return _filled(shape, dtype, 0)
+
+
+def minus_ones(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Integers -1, filled as `zeros` are."""
+    return _filled(shape, dtype, 255)
+
+
+def _filled(shape: tuple[int, ...], dtype: torch.dtype, byte: int) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():
+        in_huge_pages(tensor)
+        run(_fill, tensor.numel() * tensor.element_size(), FILL, tensor.view(-1).view(torch.uint8).numpy(), byte)
+    return tensor
+
+
+@jit
+def _fill(begin: int, end: int, flat: Any, byte: int) -> None:
+    flat[begin:end] = byte
 
 
 def _take(tickets: list[int]) -> int | None:

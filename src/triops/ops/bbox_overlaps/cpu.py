@@ -9,7 +9,7 @@ import torch
 
 from triops._cpu import least, most
 from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, run, zeros
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ROWS = 128
@@ -70,13 +70,14 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
         lead, (rows, columns) = grad.shape[:-2], grad.shape[-2:]
         boxes1, boxes2 = _batches(bboxes1, lead), _batches(bboxes2, lead)
         parts = min(PARTS, -(-rows // 16))
-        grad1 = torch.zeros(lead.numel(), rows, 4, dtype=real)
+        grad1 = zeros(lead.numel(), rows, 4, dtype=real)
         partial2 = torch.empty(lead.numel(), parts, columns, 4, dtype=real)
         grain = max(1, BACKWARD_GRAIN // (-(-rows // parts) * columns))
         grad_bits = grad_bits.reshape(-1, rows, columns)
         sums = as_numpy(grad1), as_numpy(partial2)
         run(_tiles_backward, lead.numel() * parts, grain, grad_bits, boxes1, boxes2, *options, *sums)
-        grad1, grad2 = grad1.view(*lead, rows, 4), partial2.sum(1).view(*lead, columns, 4)
+        grad2 = torch.from_numpy(partial2.numpy().sum(1))  # as torch would, on one thread
+        grad1, grad2 = grad1.view(*lead, rows, 4), grad2.view(*lead, columns, 4)
     return tuple(
         g.sum_to_size(b.shape).to(b.dtype).contiguous() for g, b in ((grad1, bboxes1), (grad2, bboxes2))
     )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from triops._box.reference import compute_dtype
-from triops._cpu import prefetch
+from triops._cpu import most, prefetch
 from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, minus_ones, run, zeros
 from triops.ops.dynamic_scatter.reference import check_indices
 from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
 
@@ -31,7 +31,7 @@ def dynamic_scatter_forward(features, coords, reduce):
     reduced = torch.empty((voxels, channels), dtype=features.dtype)
     voxel_coords = torch.empty((voxels, coords.shape[1]), dtype=coords.dtype)
     counts = torch.empty(voxels, dtype=torch.int32)
-    point_to_voxel = torch.full((total,), -1, dtype=torch.int32)
+    point_to_voxel = minus_ones(total)
     in_huge_pages(reduced)
     kernel = _maximum if reduce == "max" else _sum
     real = np.dtype(np.float64 if features.dtype == torch.float64 else np.float32)
@@ -50,7 +50,7 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     if _outside(voxel, grad_reduced.shape[0]):
         check_indices(point_to_voxel, grad_reduced.shape[0])
     if grad_reduced.shape[0] == 0:
-        return torch.zeros((total, channels), dtype=features.dtype)
+        return zeros(total, channels, dtype=features.dtype)
     grad_features = torch.empty((total, channels), dtype=features.dtype)
     in_huge_pages(grad_features)
     grad, target = as_bits(grad_reduced), as_bits(grad_features)
@@ -68,7 +68,7 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
 def _sorted_keys(rows_np, coords):
     """-> keys [n or more] and rows int32 [n] of the points that are kept, ascending by voxel, then by point."""
     total = len(coords)
-    shape = [max(h + 1, 1) for h in coords.amax(0).tolist()] if total else [1]
+    shape = [max(h + 1, 1) for h in _highest(rows_np).tolist()] if total else [1]
     places = math.prod(shape)
     rows = np.empty(total + 1, np.int32)
     if places < MAX_KEY:
@@ -80,6 +80,16 @@ def _sorted_keys(rows_np, coords):
     inside = (coords >= 0).all(1)  # coordinates that no flat number can hold
     keys = coords[inside].unique(dim=0, return_inverse=True)[1].numpy()
     return radix_sort(keys, inside.nonzero()[:, 0].int().numpy())
+
+
+@jit
+def _highest(coords):
+    """The highest coordinate on each axis."""
+    highest = coords[0].copy()
+    for i in range(1, coords.shape[0]):
+        for axis in range(coords.shape[1]):
+            highest[axis] = most(highest[axis], coords[i, axis])
+    return highest
 
 
 @jit

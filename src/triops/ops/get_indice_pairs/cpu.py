@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._launch import as_numpy, in_huge_pages, jit, minus_ones, run
 from triops.ops.get_indice_pairs.geometry import output_shape, refuse_outside_sites
 from triops.ops.get_indice_pairs.strided.cpu import Candidates
 from triops.ops.get_indice_pairs.submanifold.cpu import Sweep
@@ -25,7 +25,7 @@ def get_indice_pairs(
     start = np.arange(volume) * 2 * count
     flat = pairs.numpy().reshape(-1)
     if subm:
-        out_indices, num = indices.clone(memory_format=torch.contiguous_format), found.write(start, start + count, flat)
+        out_indices, num = _copy(indices), found.write(start, start + count, flat)
     else:
         num = found.count().astype(np.int32)
         out_indices = torch.from_numpy(found.write(start, start + count, flat))
@@ -49,11 +49,11 @@ def compact_indice_pairs(
         pairs = torch.empty((2, int(offsets[-1])), dtype=torch.int32)
         grain = max(1, volume * 50_000 // max(int(offsets[-1]), 1))
         run(_close_gaps, volume, grain, wide, count, offsets, pairs.numpy())
-        return indices.clone(memory_format=torch.contiguous_format), pairs, torch.from_numpy(offsets)
+        return _copy(indices), pairs, torch.from_numpy(offsets)
     offsets = _offsets(found.count())
     pairs = torch.empty((2, int(offsets[-1])), dtype=torch.int32)
     written = found.write(offsets[:-1], offsets[:-1] + offsets[-1], pairs.numpy().reshape(-1))
-    out_indices = indices.clone(memory_format=torch.contiguous_format) if subm else torch.from_numpy(written)
+    out_indices = _copy(indices) if subm else torch.from_numpy(written)
     return out_indices, pairs, torch.from_numpy(offsets)
 
 
@@ -86,6 +86,10 @@ def _find(indices, batch_size, spatial_shape, kernel_size, stride, padding, dila
     )  # fmt: skip
 
 
+def _copy(indices):
+    return torch.from_numpy(indices.numpy().copy())  # on one thread: see `zeros`
+
+
 def _offsets(num):
     offsets = np.zeros(len(num) + 1, np.int64)
     np.cumsum(num, out=offsets[1:])
@@ -93,7 +97,7 @@ def _offsets(num):
 
 
 def _table(places, values, offsets, length):
-    table = torch.full((offsets.shape[0] - 1, length), -1, dtype=torch.int32)
+    table = minus_ones(offsets.shape[0] - 1, length)
     grain = max(1, table.shape[0] * 50_000 // max(places.shape[0], 1))
     run(_scatter, table.shape[0], grain, places.numpy(), values.numpy(), offsets.numpy(), table.numpy())
     return table

@@ -9,7 +9,7 @@ import torch
 
 from triops._box.cpu import bounds, frames, inside
 from triops._box.reference import compute_dtype
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, jit, run, zeros
 
 GRID = 128  # cells a side; building it costs about as much as testing 20,000 point-box pairs
 TILE = 256
@@ -25,7 +25,7 @@ def points_in_boxes(points, boxes, z_origin, margin):
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
     # Few pairs of a scene touch: clear everything in one sweep and write the hits.
-    out = torch.zeros((*points.shape[:2], boxes.shape[1]), dtype=torch.bool)
+    out = zeros(*points.shape[:2], boxes.shape[1], dtype=torch.bool)
     _answer(points, boxes, z_origin, margin, out.numpy(), every=True)
     return out
 

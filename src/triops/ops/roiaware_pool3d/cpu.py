@@ -13,7 +13,7 @@ from triops._box.cpu import cell, frames, inside
 from triops._box.reference import compute_dtype
 from triops._cpu import prefetch
 from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, jit, minus_ones, run, zeros
 from triops.ops.roiaware_pool3d.reference import check_indices
 
 TILE = 512
@@ -28,11 +28,10 @@ def roiaware_pool3d_forward(
 ):  # fmt: skip
     real = compute_dtype(points.dtype)
     count, total, channels = rois.shape[0], out_x * out_y * out_z, features.shape[1]
-    rois_np, points_np = as_numpy(rois.to(real)), as_numpy(points.to(real).t())
+    rois_np, points_np = as_numpy(rois.to(real)), np.ascontiguousarray(as_numpy(points.to(real)).T)
     # Zeroed by the system page by page when first touched: most of the lists never are.
     lists = np.zeros((count, total, max_points_per_voxel), np.int32)
-    pooled = torch.zeros((count, total, channels), dtype=features.dtype)
-    argmax = torch.full((count, total, channels), -1, dtype=torch.int32)
+    pooled, argmax = zeros(count, total, channels, dtype=features.dtype), minus_ones(count, total, channels)
     kernel = _average if mode == "avg" else _maximum
     grain = max(1, PAIRS // max(points.shape[0], 1))
     run(
@@ -49,7 +48,7 @@ def roiaware_pool3d_forward(
 
 def roiaware_pool3d_backward(point_indices, argmax, grad_out, num_points, mode):
     cells, channels, slots = grad_out.shape[:4].numel(), grad_out.shape[4], point_indices.shape[4]
-    grad_in = torch.zeros((num_points, channels), dtype=compute_dtype(grad_out.dtype))
+    grad_in = zeros(num_points, channels, dtype=compute_dtype(grad_out.dtype))
     grad = as_bits(grad_out).reshape(cells, channels)
     if mode == "max":
         kernel, index = _scatter_max, as_numpy(argmax).reshape(cells, channels)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, run
+from triops._launch import as_numpy, jit, run, zeros
 from triops.ops.sparse_conv.plans import cached
 from triops.ops.sparse_conv.reference import compute_dtype, refuse_rows_outside
 
@@ -66,9 +66,9 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     plan = _plan("sparse_conv_backward_weight", gather, features.shape[0], _block_rows(channels))
     given, rows = grad_output.detach().contiguous(), features.detach().contiguous()
     # As many parts whatever the number of threads, so that the sum does not hang on it.
-    parts = torch.zeros(min(PARTS, plan.blocks), given.shape[1], taps, rows.shape[1], dtype=wide)
+    parts = zeros(min(PARTS, plan.blocks), given.shape[1], taps, rows.shape[1], dtype=wide)
     run(_backward_weight, len(parts), 1, torch.get_num_threads(), plan, rows, given, parts, flip)
-    return parts.sum(0).to(features.dtype)
+    return torch.from_numpy(parts.numpy().sum(0)).to(features.dtype)
 
 
 def _backward_weight(begin, end, threads, plan, rows, given, parts, flip):

@@ -9,7 +9,7 @@ import torch
 
 from triops._box.reference import compute_dtype
 from triops._half import as_bits
-from triops._launch import as_numpy, in_huge_pages, jit, run
+from triops._launch import as_numpy, jit, run, zeros
 from triops.ops.voxelize.geometry import grid_size
 
 POINTS = 20_000  # worth a thread
@@ -31,18 +31,16 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
     run(_keys, total, POINTS, xyz, low, size, grid, keys)
 
     bits = total.bit_length() + 1  # at most half full
-    coords, num_points = torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    coords, num_points = zeros(rows, 3, dtype=torch.int32), zeros(rows, dtype=torch.int32)
     slots = torch.empty(total, dtype=torch.int32)
     count = _assign(
-        keys, grid, torch.zeros(1 << bits, dtype=torch.int32).numpy(), np.uint64(64 - bits), np.empty(rows, np.int64),
+        keys, grid, zeros(1 << bits, dtype=torch.int32).numpy(), np.uint64(64 - bits), np.empty(rows, np.int64),
         max_points, coords.numpy(), num_points.numpy(), slots.numpy(),
     )  # fmt: skip
 
     source = as_bits(points)
     if rows * max_points * channels * points.element_size() < FRESH_PAGES:
-        voxels = torch.empty((rows, max_points, channels), dtype=points.dtype)
-        in_huge_pages(voxels)
-        voxels.zero_()
+        voxels = zeros(rows, max_points, channels, dtype=points.dtype)
     else:  # zeroed by the system when first touched: what lies behind the last voxel never is
         voxels = torch.from_numpy(np.zeros((rows, max_points, channels), source.dtype)).view(points.dtype)
     run(_place, total, POINTS, source, slots.numpy(), as_bits(voxels).reshape(rows * max_points, channels))
