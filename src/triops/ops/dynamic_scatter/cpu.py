@@ -18,7 +18,6 @@ from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
 NUMBERS = 100_000  # of the features, worth a thread
 MAX_KEY = 2**62
 AHEAD = 24  # points ahead whose rows are fetched: sorted by voxel, they lie anywhere
-GROUP = 16  # channels: a cache line of float32
 
 
 def dynamic_scatter_forward(features, coords, reduce):
@@ -56,9 +55,8 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     grad, target = as_bits(grad_reduced), as_bits(grad_features)
     if reduce == "max":
         taken = np.zeros((grad_reduced.shape[0], channels), np.bool_)
-        groups = -(-channels // GROUP)
-        grain = max(1, NUMBERS // max(total * GROUP, 1))
-        run(_give_to_winners, groups, grain, grad, as_bits(features), as_bits(reduced), voxel, taken, target)
+        parts = max(1, min(torch.get_num_threads(), features.numel() // NUMBERS))
+        run(_give_to_winners, parts, 1, parts, grad, as_bits(features), as_bits(reduced), voxel, taken, target)
     else:
         divisor = as_numpy(counts.to(compute_dtype(features.dtype)))
         run(_give_to_all, total, max(1, NUMBERS // max(channels, 1)), grad, voxel, divisor, reduce == "mean", target)
@@ -201,17 +199,20 @@ def _give_to_all(begin, end, grad, point_to_voxel, counts, mean, grad_features):
 
 
 @jit
-def _give_to_winners(begin, end, grad, features, reduced, point_to_voxel, taken, grad_features):
-    """Points ascend, so the first that holds the maximum is the lowest. Threads share the channels."""
-    zero = grad_features.dtype.type(0)
-    first, last = np.uint64(begin * GROUP), np.uint64(min(end * GROUP, features.shape[1]))
+def _give_to_winners(begin, end, parts, grad, features, reduced, point_to_voxel, taken, grad_features):
+    """Points ascend, so the first that holds the maximum is the lowest. A part is a share of the voxels."""
+    zero, channels = grad_features.dtype.type(0), np.uint64(features.shape[1])
+    first, last = grad.shape[0] * begin // parts, grad.shape[0] * end // parts
     for i in range(features.shape[0]):
         voxel = point_to_voxel[i]
         if voxel < 0:
-            grad_features[i, first:last] = 0
+            if begin == 0:
+                grad_features[i] = 0
+            continue
+        if voxel < first or voxel >= last:
             continue
         at = np.uint64(voxel)
-        for c in range(first, last):
+        for c in range(channels):
             wins = (widen(features[i, c]) == widen(reduced[at, c])) & ~taken[at, c]
             grad_features[i, c] = grad[at, c] if wins else zero
             taken[at, c] |= wins
