@@ -34,6 +34,11 @@ Ratios taken in one process, interleaved, on one thread unless said: how many ti
 """
 
 
+THREAD_WORDS = """
+How many times faster two threads are than one, where one takes at least 2 ms: `benchmarks/threads.py`. What stays
+below the bar mostly waits for memory: for pages that the system clears before a result can be written into them.
+"""
+
 NETWORK_WORDS = """
 Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights: see [the page](dropin.md).
 Scenes are synthetic, of the size of the data set's own. **triops**: the share of the time that the operators of this
@@ -53,10 +58,23 @@ def page() -> str:
             f"\n## {machine}\n{CPU_WORDS}",
             *(_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)),
         ]
+    for file in every:
+        if "threads" in file and "cases" not in file and "networks" not in file:
+            parts += [f"\n## A second thread\n{THREAD_WORDS}", _threads(file)]
     networks = [file for file in every if "networks" in file]
     if networks:
         parts += [f"\n## Whole networks\n{NETWORK_WORDS}", *(_networks(file) for file in networks)]
     return "".join(parts)
+
+
+def _threads(file: dict[str, Any]) -> str:
+    lines = ["| operator | case | one, ms | two, ms | ratio |", "| --- | --- | ---: | ---: | ---: |"]
+    for row in file["threads"]:
+        under = " (under)" if row["ratio"] < file["must_ratio"] else ""
+        cells = [row["operator"], _cell(row["case"]), _number(row["one_ms"]), _number(row["two_ms"])]
+        lines.append(f"| {' | '.join(cells)} | {_number(row['ratio'])}x{under} |")
+    words = f"{file['machine']}, {file['date']}, torch {file['torch']}. Bar {_number(file['must_ratio'])}x."
+    return "\n" + "\n".join(lines) + f"\n\n<small>{words}</small>\n"
 
 
 def _networks(file: dict[str, Any]) -> str:

@@ -1,0 +1,82 @@
+"""What a second CPU thread gains: every network-scale sample that takes one thread at least 2 ms.
+
+    python benchmarks/threads.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD]
+
+One and two threads take turns in one process; a ratio is the median over the turns. Writes `cpu-threads.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+from triops import _sample
+from triops._op import OPERATORS
+
+LEAST, MOST = 2e-3, 0.25  # seconds on one thread
+TURNS = 9
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure(call: Callable[[], Any]) -> dict[str, float] | None:
+    torch.set_num_threads(1)
+    call()
+    one = median_seconds(call, 3)
+    if not LEAST <= one <= MOST:
+        return None
+    repeats = max(3, min(15, int(0.05 / one)))
+    turns = []
+    for _ in range(TURNS):
+        seconds = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            seconds.append(median_seconds(call, repeats))
+        turns.append(seconds)
+    first, second = (statistics.median(column) for column in zip(*turns, strict=True))
+    ratio = statistics.median(a / b for a, b in turns)
+    return {"one_ms": round(first * 1e3, 2), "two_ms": round(second * 1e3, 2), "ratio": round(ratio, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="*")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    options = parser.parse_args()
+    rows = []
+    for sample in _sample.all_samples():
+        operator = OPERATORS[sample.operator]
+        if sample.scale != "network" or (options.operators and operator.name not in options.operators):
+            continue
+        args = sample.make(sample.dtypes[0])
+        row = measure(lambda operator=operator, args=args: operator(*args))  # type: ignore[misc]
+        if row is not None:
+            rows.append({"operator": operator.name, "case": sample.name, **row})
+            print(" | ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    head = {"machine": f"2 threads, {platform.machine()}", "date": options.date, "torch": torch.__version__}
+    path = options.out / "cpu-threads.json"
+    path.write_text(json.dumps({**head, "must_ratio": 1.3, "threads": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
