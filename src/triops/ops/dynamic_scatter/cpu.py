@@ -58,8 +58,13 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
         parts = max(1, min(torch.get_num_threads(), features.numel() // NUMBERS))
         run(_give_to_winners, parts, 1, parts, grad, as_bits(features), as_bits(reduced), voxel, taken, target)
     else:
-        divisor = as_numpy(counts.to(compute_dtype(features.dtype)))
-        run(_give_to_all, total, max(1, NUMBERS // max(channels, 1)), grad, voxel, divisor, reduce == "mean", target)
+        rows = max(1, NUMBERS // max(channels, 1))
+        if reduce == "mean":  # there are fewer voxels than points to divide for
+            divisor = as_numpy(counts.to(compute_dtype(features.dtype)))
+            shares = as_bits(torch.empty(grad_reduced.shape, dtype=features.dtype))
+            run(_divide, len(grad), rows, grad, divisor, shares)
+            grad = shares
+        run(_give_to_all, total, rows, grad, voxel, target)
     return grad_features
 
 
@@ -83,11 +88,19 @@ def _sorted_keys(rows_np, coords):
 @jit
 def _highest(coords):
     """The highest coordinate on each axis."""
-    highest = coords[0].copy()
-    for i in range(1, coords.shape[0]):
-        for axis in range(coords.shape[1]):
-            highest[axis] = most(highest[axis], coords[i, axis])
-    return highest
+    axes = np.uint64(coords.shape[1])
+    together = axes * np.uint64(16)  # several rows side by side: a loop over one row is too short for vectors
+    flat, highest = coords.reshape(-1), np.empty(together, coords.dtype)
+    highest[:] = np.iinfo(coords.dtype).min
+    whole = np.uint64(len(flat)) // together * together
+    for first in range(np.uint64(0), whole, together):
+        for k in range(together):
+            highest[k] = most(highest[k], flat[first + k])
+    for k in range(np.uint64(len(flat)) - whole):
+        highest[k] = most(highest[k], flat[whole + k])
+    for k in range(axes, together):
+        highest[k % axes] = most(highest[k % axes], highest[k])
+    return highest[:axes]
 
 
 @jit
@@ -185,17 +198,22 @@ def _outside(point_to_voxel, voxels):
 
 
 @jit
-def _give_to_all(begin, end, grad, point_to_voxel, counts, mean, grad_features):
+def _divide(begin, end, grad, counts, shares):
+    for v in range(begin, end):
+        for c in range(np.uint64(grad.shape[1])):
+            shares[v, c] = narrow(widen(grad[v, c]) / counts[v], shares)
+
+
+@jit
+def _give_to_all(begin, end, grad, point_to_voxel, grad_features):
     """Without a branch, as nothing foretells which points were left out: these read the first voxel in vain."""
-    zero, one = counts.dtype.type(0), counts.dtype.type(1)
+    zero = grad_features.dtype.type(0)
     channels = np.uint64(grad.shape[1])
     for i in range(begin, end):
         voxel = point_to_voxel[i]
         at = np.uint64(max(voxel, 0))
-        count = counts[at] if mean else one
         for c in range(channels):
-            value = widen(grad[at, c]) / count
-            grad_features[i, c] = narrow(value if voxel >= 0 else zero, grad_features)
+            grad_features[i, c] = grad[at, c] if voxel >= 0 else zero
 
 
 @jit
