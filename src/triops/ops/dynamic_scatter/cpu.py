@@ -17,6 +17,7 @@ from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
 
 NUMBERS = 100_000  # of the features, worth a thread
 MAX_KEY = 2**62
+FEW = 8
 AHEAD = 24  # points ahead whose rows are fetched: sorted by voxel, they lie anywhere
 
 
@@ -35,10 +36,13 @@ def dynamic_scatter_forward(features, coords, reduce):
     kernel = _maximum if reduce == "max" else _sum
     real = np.dtype(np.float64 if features.dtype == torch.float64 else np.float32)
     grain = max(1, NUMBERS * max(voxels, 1) // max(features.numel(), 1))
-    run(kernel, voxels, grain, as_bits(features), rows, starts, np.zeros(1, real), reduce == "mean", as_bits(reduced))
+    run(
+        kernel, voxels, grain, as_bits(features), rows, starts, np.zeros(1, real), reduce == "mean", as_bits(reduced),
+        _width(channels),
+    )  # fmt: skip
     run(
         _describe, voxels, max(1, NUMBERS * max(voxels, 1) // max(total, 1)), rows_np, rows, starts,
-        voxel_coords.numpy(), counts.numpy(), point_to_voxel.numpy(),
+        voxel_coords.numpy(), counts.numpy(), point_to_voxel.numpy(), _width(coords.shape[1]),
     )  # fmt: skip
     return reduced, voxel_coords, point_to_voxel, counts
 
@@ -64,8 +68,17 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
             shares = as_bits(torch.empty(grad_reduced.shape, dtype=features.dtype))
             run(_divide, len(grad), rows, grad, divisor, shares)
             grad = shares
-        run(_give_to_all, total, rows, grad, voxel, target)
+        bits = f"i{features.element_size()}"
+        run(_give_to_all, total, rows, grad.view(bits), voxel, target.view(bits), _width(channels))
     return grad_features
+
+
+def _width(count):
+    """A small number as the length of a tuple, which the compiler knows: a loop over so few is unrolled then.
+
+    Unknown, it costs more than what it does, six times over for rows of four numbers.
+    """
+    return (0,) * count if count <= FEW else ()
 
 
 def _sorted_keys(rows_np, coords):
@@ -75,7 +88,7 @@ def _sorted_keys(rows_np, coords):
     places = math.prod(shape)
     rows = np.empty(total + 1, np.int32)
     if places < MAX_KEY:
-        strides = np.array([math.prod(shape[axis + 1 :]) for axis in range(len(shape))], np.int64)
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         keys = np.empty(total + 1, np.int32 if places < 2**31 else np.int64)
         kept, ascending = _keys(rows_np, strides, keys, rows)
         keys, rows = keys[: kept + 1], rows[:kept]
@@ -113,10 +126,10 @@ def _keys(coords, strides, keys, rows):
     n, before, ascending = 0, np.int64(-1), True
     for i in range(coords.shape[0]):
         key, signs = np.int64(0), np.int64(0)
-        for d in range(np.uint64(coords.shape[1])):
+        for d in range(len(strides)):
             value = np.int64(coords[i, d])
             signs |= value
-            key += value * strides[d]
+            key += value * np.int64(strides[d])
         kept = signs >= 0
         keys[n], rows[n] = key, i
         ascending &= (key >= before) | (not kept)
@@ -138,8 +151,8 @@ def _segments(keys, count, starts):
 
 
 @jit
-def _describe(begin, end, coords, rows, starts, voxel_coords, counts, point_to_voxel):
-    flat, behind, axes = coords.reshape(-1), len(rows) - 1, np.uint64(coords.shape[1])
+def _describe(begin, end, coords, rows, starts, voxel_coords, counts, point_to_voxel, width):
+    flat, behind, axes = coords.reshape(-1), len(rows) - 1, np.uint64(len(width) or coords.shape[1])
     for v in range(begin, end):
         first, last = starts[v], starts[v + 1]
         row = np.uint64(rows[first])
@@ -152,8 +165,8 @@ def _describe(begin, end, coords, rows, starts, voxel_coords, counts, point_to_v
 
 
 @jit
-def _sum(begin, end, features, rows, starts, zero, mean, reduced):
-    channels = np.uint64(features.shape[1])
+def _sum(begin, end, features, rows, starts, zero, mean, reduced, width):
+    channels = np.uint64(len(width) or features.shape[1])
     flat, behind = features.reshape(-1), len(rows) - 1
     total = np.empty(features.shape[1], zero.dtype)
     for v in range(begin, end):
@@ -173,8 +186,8 @@ def _sum(begin, end, features, rows, starts, zero, mean, reduced):
 
 
 @jit
-def _maximum(begin, end, features, rows, starts, zero, mean, reduced):
-    channels = np.uint64(features.shape[1])
+def _maximum(begin, end, features, rows, starts, zero, mean, reduced, width):
+    channels = np.uint64(len(width) or features.shape[1])
     flat, behind = features.reshape(-1), len(rows) - 1
     best = np.empty(features.shape[1], zero.dtype)
     for v in range(begin, end):
@@ -205,15 +218,19 @@ def _divide(begin, end, grad, counts, shares):
 
 
 @jit
-def _give_to_all(begin, end, grad, point_to_voxel, grad_features):
-    """Without a branch, as nothing foretells which points were left out: these read the first voxel in vain."""
-    zero = grad_features.dtype.type(0)
-    channels = np.uint64(grad.shape[1])
-    for i in range(begin, end):
+def _give_to_all(begin, end, grad, point_to_voxel, grad_features, width):
+    """Bits, copied without a branch: nothing foretells which points were left out, and these read a voxel in vain."""
+    channels = np.uint64(len(width) or grad.shape[1])
+    for i in range(np.uint64(begin), np.uint64(end)):
         voxel = point_to_voxel[i]
-        at = np.uint64(max(voxel, 0))
-        for c in range(channels):
-            grad_features[i, c] = grad[at, c] if voxel >= 0 else zero
+        at, kept = np.uint64(max(voxel, 0)), grad.dtype.type(-(voxel >= 0))
+        if len(width) == 4:  # x, y, z, intensity; as a loop it takes twice as long
+            x, y, z, w = grad[at, 0], grad[at, 1], grad[at, 2], grad[at, 3]
+            grad_features[i, 0], grad_features[i, 1] = x & kept, y & kept
+            grad_features[i, 2], grad_features[i, 3] = z & kept, w & kept
+        else:
+            for c in range(channels):
+                grad_features[i, c] = grad[at, c] & kept
 
 
 @jit
