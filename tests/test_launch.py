@@ -12,7 +12,7 @@ from test_op import python
 
 import triops
 from triops import scenes
-from triops._launch import jit, run
+from triops._launch import jit, minus_ones, run, zeros
 
 SCENE = scenes.lidar_scene(60_000, 30)
 ARGS = SCENE.points[None], SCENE.boxes[None]
@@ -149,3 +149,14 @@ def test_cache_directory_is_used_and_keyed_by_the_source(tmp_path) -> None:  # t
     directory = done.stdout.strip()
     assert directory.startswith(str(tmp_path)), done.stderr
     assert list(tmp_path.rglob("*_brute_force*.nbi"))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (1,), (7, 5), (3, 700_001)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_zeros_are_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert torch.equal(zeros(*shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64], ids=str)
+def test_minus_ones_are_minus_one(dtype: torch.dtype) -> None:
+    assert torch.equal(minus_ones(3, 700_001, dtype=dtype), torch.full((3, 700_001), -1, dtype=dtype))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import assert_same, run
 from torch import Tensor
 
-from triops import Rulebook, sparse_conv
+from triops import Rulebook, scenes, sparse_conv
 from triops.ops.sparse_conv.plans import cached
 from triops.ops.sparse_conv.samples import hand_made, lidar, random_sites, sparse, submanifold
 
@@ -319,3 +319,42 @@ def test_a_small_network_compiles_without_a_graph_break_forward_and_backward() -
 
     compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")
     assert_equal_with_gradients(compiled(sites, features), network(sites, features), (features,))
+
+
+def masks_of(table: Tensor) -> Tensor:
+    """Of each column, its offsets as bits, the rarest on top."""
+    has = table >= 0
+    bit = torch.argsort(torch.argsort(has.sum(1), descending=True, stable=True))
+    return (has.long() << bit[:, None]).sum(0)
+
+
+def gray_rank(masks: Tensor) -> Tensor:
+    for shift in (1, 2, 4, 8, 16):
+        masks = masks ^ (masks >> shift)
+    return masks
+
+
+def test_tiles_hold_every_pair_once_and_sort_almost_as_well_as_a_whole_sort_would() -> None:
+    pytest.importorskip("triton")
+    from triops.ops.sparse_conv.tiling.gpu import make_tiles
+
+    sites = scenes.lidar_sites(8_000, (11, 360, 360), 1, reach=0.22, roughness=0.1)
+    table = Rulebook.submanifold(sites, 1, [11, 360, 360], 3).gather
+    taps, count = table.shape
+    tiles = make_tiles(table.to("cuda" if torch.cuda.is_available() else "cpu"), count, 64)
+
+    found = torch.full_like(table, -1)
+    for tile, visits in enumerate(tiles.counts.tolist()):
+        rows = tiles.rows[tile * 64 : (tile + 1) * 64].long().cpu()
+        for visit in range(visits):
+            neighbors = tiles.neighbors[tile, visit].cpu()
+            assert (neighbors[rows < 0] == -1).all()
+            assert (neighbors >= 0).any()
+            assert (found[tiles.taps[tile, visit].cpu(), rows[rows >= 0]] == -1).all()
+            found[tiles.taps[tile, visit].cpu(), rows[rows >= 0]] = neighbors[rows >= 0]
+    assert torch.equal(found, table)
+
+    order = torch.argsort(gray_rank(masks_of(table)), stable=True)
+    padded = F.pad((table >= 0)[:, order], (0, -count % 64)).view(taps, -1, 64)
+    best = int(padded.any(2).sum())
+    assert int(tiles.counts.sum()) <= 1.03 * best

@@ -1,8 +1,9 @@
 """How the GPU kernels cut a table into tiles of output rows, and which offsets each tile has to visit.
 
 Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under
-an offset) wastes few rows. The sort key is the Gray code rank of a row's mask of offsets, the rarest offset on top:
-neighbours in that order differ in one offset. Nothing here waits for the GPU.
+an offset) wastes few rows. They are sorted by the Gray code rank of a row's mask of offsets, the rarest offset on top:
+neighbours in that order differ in one offset. 16 bits of that order are enough, for half the passes of a radix sort.
+Nothing here waits for the GPU.
 """
 
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from triops.ops.sparse_conv.reference import refuse_rows_outside
 TILE = 256 if _gpu.INTERPRETED else 64  # rows, where a kernel does not ask for another number
 SAMPLE = 1024  # rows that tell how rare an offset is
 SAMPLES = tl.constexpr(SAMPLE)
-KEY_BITS = 31
+MASK_BITS = 31
 TAPS_AT_ONCE = 32
-UNROLL = 9
+UNROLL = 9  # loads of one row under way together
 LOOKUPS = 512  # of one program at a time
 MOST_BLOCKS = 4096  # whose counts one program adds up
 
@@ -69,7 +70,7 @@ def make_tiles(table, count, tile=TILE):
         codes = torch.empty(outputs, dtype=torch.int16, device=device)
         block = _gpu.block(128, interpreted=4096)
         _code_kernel[(triton.cdiv(outputs, block),)](
-            table, bits, masks, codes, outputs, count, taps, MOST=KEY_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
+            table, bits, masks, codes, outputs, count, taps, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
         )
         order = codes.sort(stable=True).indices
         _tile_kernel[(tiles,)](
@@ -83,7 +84,7 @@ def make_tiles(table, count, tile=TILE):
 def _bits_of(table, count):
     """int32 [2, K]: which bit of a row's mask stands for each offset, and how many of SAMPLE rows have that bit.
 
-    The most common offset has bit 0; of more than KEY_BITS offsets only the rarest have one, the others a number below.
+    The most common offset has bit 0; of more than MASK_BITS only the rarest have one, the others a number below 0.
     """
     taps, outputs = table.shape
     seen = torch.empty(taps, dtype=torch.int32, device=table.device)
@@ -91,7 +92,7 @@ def _bits_of(table, count):
     _seen_kernel[(taps,)](table, seen, outputs, count, max(outputs // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
     padded = triton.next_power_of_2(taps)
     some = min(padded, 32)
-    _bits_kernel[(triton.cdiv(taps, some),)](seen, bits, taps, MOST=KEY_BITS, PADDED=padded, BLOCK=some, num_warps=4)
+    _bits_kernel[(triton.cdiv(taps, some),)](seen, bits, taps, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4)
     return bits
 
 
