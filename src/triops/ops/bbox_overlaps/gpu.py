@@ -93,10 +93,10 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
 def _gradient(grad, own, others, strides, own_count, other_count, area, offset):
     """The gradient of one set, [B, own_count, 4]. `area`: whose area is the base: 0 own, 1 the other's, 2 both."""
     batch = grad.shape[0]
-    own_tiles = triton.cdiv(own_count, BACKWARD_OWN)
-    other_tiles = triton.cdiv(other_count, BACKWARD_OTHERS)
-    parts = min(triton.cdiv(BACKWARD_PROGRAMS, batch * own_tiles), other_tiles)
-    share = triton.cdiv(other_tiles, parts) * BACKWARD_OTHERS
+    own_tiles = _gpu.cdiv(own_count, BACKWARD_OWN)
+    other_tiles = _gpu.cdiv(other_count, BACKWARD_OTHERS)
+    parts = min(_gpu.cdiv(BACKWARD_PROGRAMS, batch * own_tiles), other_tiles)
+    share = _gpu.cdiv(other_tiles, parts) * BACKWARD_OTHERS
     out = torch.empty((parts, batch, own_count, 4), dtype=compute_dtype(grad.dtype), device=grad.device)
     _backward_kernel[(parts * batch * own_tiles,)](
         grad, own[0], others[0], out, own[1], others[1], *strides, batch, own_count, other_count, own_tiles, share,

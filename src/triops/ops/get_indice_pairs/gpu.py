@@ -6,9 +6,10 @@ import torch
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu import cdiv, next_power_of_2
 from triops.ops.get_indice_pairs.geometry import refuse_outside_sites
 from triops.ops.get_indice_pairs.strided.gpu import invert_table, plan, sparse_table
-from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, cdiv, power_of_2, submanifold_table
+from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, submanifold_table
 
 PACK_WARPS = 4
 MAX_SUMMED_BLOCKS = 1024  # counters that a packing program adds up itself; beyond, they are summed beforehand
@@ -93,7 +94,7 @@ def _pack(table, counts, start, mirror):
     num = torch.empty(volume, dtype=torch.int32, device=table.device)
     _pack_kernel[(blocks, volume)](
         table, counts, start, pairs, num, count, blocks, volume,
-        MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else power_of_2(blocks), BLOCK=GRAIN,
+        MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else next_power_of_2(blocks), BLOCK=GRAIN,
         num_warps=PACK_WARPS,
     )  # fmt: skip
     return pairs, num

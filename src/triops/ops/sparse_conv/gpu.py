@@ -94,12 +94,12 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     if ordered:
         # every program keeps its own sum; fewer and longer ones where the sums would take too much memory
         most = max(PARTS_BYTES // (4 * channels_in * channels_out * taps), 1)
-        chunk = max(chunk, triton.next_power_of_2(triton.cdiv(outputs, most)))
-    chunks = triton.cdiv(outputs, chunk) * taps
+        chunk = max(chunk, _gpu.next_power_of_2(_gpu.cdiv(outputs, most)))
+    chunks = _gpu.cdiv(outputs, chunk) * taps
     grad = (torch.empty if ordered else torch.zeros)(shape, dtype=wide, device=features.device)
     parts = torch.empty((chunks, channels_out, channels_in), dtype=wide, device=features.device) if ordered else grad
-    across = triton.cdiv(channels_in, config.inner) * triton.cdiv(channels_out, config.out)
-    padded = triton.next_power_of_2(taps)
+    across = _gpu.cdiv(channels_in, config.inner) * _gpu.cdiv(channels_out, config.out)
+    padded = _gpu.next_power_of_2(taps)
     _weight_kernel[(chunks * across,)](
         features.contiguous(), grad_output.contiguous(), parts, pairs.counts, pairs.inputs, pairs.outputs,
         outputs, taps, chunk,
@@ -109,7 +109,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     )  # fmt: skip
     if ordered:
         block = 1024
-        _reduce_kernel[(taps * triton.cdiv(channels_in * channels_out, block),)](
+        _reduce_kernel[(taps * _gpu.cdiv(channels_in * channels_out, block),)](
             parts, grad, pairs.counts, taps, chunk,
             IN=channels_in, OUT=channels_out, PADDED=padded, FLIP=flip, BLOCK=block, num_warps=4,
         )  # fmt: skip
@@ -134,8 +134,8 @@ def _tf32_allowed():
 
 @cache
 def _forward_config(dtype, precision, channels_in, channels_out):
-    out = min(max(triton.next_power_of_2(channels_out), 16), 128)
-    inner = min(max(triton.next_power_of_2(channels_in), 16), 64)
+    out = min(max(_gpu.next_power_of_2(channels_out), 16), 128)
+    inner = min(max(_gpu.next_power_of_2(channels_in), 16), 64)
     if dtype == torch.float64:
         return Config(TILE, min(out, 32), 16, 4, 1)
     if precision == "split":
@@ -158,7 +158,7 @@ def _hopper():
 @cache
 def _weight_config(dtype, channels_in, channels_out):
     most = 256 if _gpu.INTERPRETED else 128
-    out, inner = (min(max(triton.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
+    out, inner = (min(max(_gpu.next_power_of_2(c), 16), most) for c in (channels_out, channels_in))
     if dtype == torch.float64:
         return WeightConfig(min(out, 32), min(inner, 32), 16, 4, 1)
     if dtype == torch.float32:
@@ -174,7 +174,7 @@ def _split(weight, flip):
     parts = torch.empty((3, *weight.shape), dtype=torch.bfloat16, device=weight.device)
     _, taps, channels_in = weight.shape
     block = 1024
-    _split_kernel[(triton.cdiv(weight.numel(), block),)](
+    _split_kernel[(_gpu.cdiv(weight.numel(), block),)](
         weight, parts, weight.numel(), taps, channels_in, *weight.stride(), FLIP=flip, BLOCK=block, num_warps=4
     )
     return parts

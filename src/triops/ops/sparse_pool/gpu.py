@@ -42,10 +42,10 @@ def _launch(operator, name, kernel, table, source, target, beside):
     rows, channels = target.shape
     if rows == 0 or channels == 0:
         return
-    width = min(triton.next_power_of_2(channels), 64)
+    width = min(_gpu.next_power_of_2(channels), 64)
     height = _gpu.block(max(1024 // width, 16), interpreted=256)
-    tiles = triton.cdiv(rows, height)
-    kernel[(tiles * triton.cdiv(channels, width),)](
+    tiles = _gpu.cdiv(rows, height)
+    kernel[(tiles * _gpu.cdiv(channels, width),)](
         table.contiguous(), source.contiguous(), target, beside.contiguous(), source.shape[0], rows, channels,
         table.shape[0], HEIGHT=height, WIDTH=width, num_warps=4,
     )  # fmt: skip

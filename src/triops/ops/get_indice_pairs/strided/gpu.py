@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu import cdiv, next_power_of_2
 from triops.ops.get_indice_pairs.geometry import output_shape
-from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, cdiv, load_site, power_of_2
+from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, load_site
 
 MAX_BITMAP = 1 << 28  # output places; 32 MiB of bits, and twice that of ranks
 MAX_OWNERS = 1 << 23  # input places; 32 MiB, of which only the lines that hold sites are touched
@@ -56,7 +57,7 @@ class Convolution:
         self.taps = kernel[3] if kernel[3] <= UNROLL else 1
         self.by_bitmap, self.dense_owners = self.places <= MAX_BITMAP, self.input_places <= MAX_OWNERS
         self.words = cdiv(self.places, 32)
-        chunk = max(SCAN_WORDS, power_of_2(cdiv(self.words, MAX_CHUNKS)))
+        chunk = max(SCAN_WORDS, next_power_of_2(cdiv(self.words, MAX_CHUNKS)))
         self.chunks = cdiv(self.words, chunk)
         self.ranks_at = (2 + self.words + self.chunks + 1) & ~1  # even: ranks are int64
         self.numbers = numbers = batch_size, *self.shape, *self.out_shape
@@ -66,14 +67,14 @@ class Convolution:
         }  # fmt: skip
         mark_taps = most[3] if most[3] <= UNROLL else 1
         mark_rows = self.candidates // mark_taps
-        tile = min(MARK_TILE, power_of_2(mark_rows))
+        tile = min(MARK_TILE, next_power_of_2(mark_rows))
         self.mark_groups = cdiv(mark_rows, tile)
         self.mark = _mark_kernel.bind(
             *numbers, ROWS=mark_rows, TILE=tile, TAPS=mark_taps, CHUNK=chunk, OWNERS=self.dense_owners,
             BLOCK=MARK_BLOCK, num_warps=MARK_WARPS, **self.constants,
         )  # fmt: skip
         self.scan = _scan_kernel.bind(
-            *numbers, D=len(shape), CHUNKS=power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024,
+            *numbers, D=len(shape), CHUNKS=next_power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024,
             num_warps=4,
         )  # fmt: skip
         self._rank = {}

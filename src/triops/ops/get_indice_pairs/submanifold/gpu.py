@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu import cdiv, next_power_of_2
 
 WORD = 32
 MAX_HALO = 8  # at most half of a word's places are repeated ones
@@ -23,16 +24,6 @@ LOOKUP_BLOCK, LOOKUP_WARPS = _gpu.block(64, interpreted=512), 1  # below 1,024: 
 LOOKUP_ROWS = _gpu.block(1, interpreted=8)
 GRAIN = 1024  # sites that share a counter, see ../gpu.py
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)
-
-
-def cdiv(a, b):
-    """Triton has its own, which costs ten times as much on the host."""
-    return -(-a // b)
-
-
-def power_of_2(n):
-    """The lowest power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
 
 
 class SiteHash:
@@ -63,7 +54,7 @@ class SiteHash:
             self.indices, self.indices if copy is None else copy, self.zeros, self.zeros32, self.scratch,
             self.count, self.batch_size, *self.shape, self.words,
             COPY=copy is not None, ROLES=2 if self.constants["HALO"] else 1,
-            COLUMNS=power_of_2(1 + self.constants["D"]), BLOCK=INSERT_BLOCK, num_warps=INSERT_WARPS,
+            COLUMNS=next_power_of_2(1 + self.constants["D"]), BLOCK=INSERT_BLOCK, num_warps=INSERT_WARPS,
             **self.constants,
         )  # fmt: skip
         _settle_kernel[(cdiv(self.count, 1024),)](
@@ -79,7 +70,7 @@ def _plan(shape, kernel_size, dilation):
     halo = halo if halo <= MAX_HALO else 0
     taps = kernel_size[-1] if halo else 1
     offset_rows = math.prod(kernel_size) // taps
-    tile = min(LOOKUP_ROWS, power_of_2(max(offset_rows - 1, 1)))
+    tile = min(LOOKUP_ROWS, next_power_of_2(max(offset_rows - 1, 1)))
     front = (1,) * (4 - len(shape))
     constants = {
         "KERNEL": (*front, *kernel_size), "DILATION": (*front, *dilation), "TAPS": taps, "OFFSET_ROWS": offset_rows,

@@ -59,7 +59,7 @@ def pairs_of(operator, table, count):
 def make_tiles(table, count, tile=TILE):
     taps, outputs = table.shape
     device = table.device
-    tiles = triton.cdiv(outputs, tile)
+    tiles = _gpu.cdiv(outputs, tile)
     rows = torch.empty(tiles * tile, dtype=torch.int32, device=device)
     counts = torch.empty(tiles, dtype=torch.int32, device=device)
     visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
@@ -69,13 +69,13 @@ def make_tiles(table, count, tile=TILE):
         masks = torch.empty(outputs, dtype=torch.int32, device=device)
         codes = torch.empty(outputs, dtype=torch.int16, device=device)
         block = _gpu.block(128, interpreted=4096)
-        _code_kernel[(triton.cdiv(outputs, block),)](
+        _code_kernel[(_gpu.cdiv(outputs, block),)](
             table, bits, masks, codes, outputs, count, taps, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
         )
         order = codes.sort(stable=True).indices
         _tile_kernel[(tiles,)](
             table, bits, masks, order, rows, counts, visited, neighbors, outputs, count, taps,
-            AT_ONCE=min(triton.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
+            AT_ONCE=min(_gpu.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
             num_warps=1,
         )  # fmt: skip
     return Tiles(rows, counts, visited, neighbors)
@@ -90,18 +90,18 @@ def _bits_of(table, count):
     seen = torch.empty(taps, dtype=torch.int32, device=table.device)
     bits = torch.empty(2, taps, dtype=torch.int32, device=table.device)
     _seen_kernel[(taps,)](table, seen, outputs, count, max(outputs // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
-    padded = triton.next_power_of_2(taps)
+    padded = _gpu.next_power_of_2(taps)
     some = min(padded, 32)
-    _bits_kernel[(triton.cdiv(taps, some),)](seen, bits, taps, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4)
+    _bits_kernel[(_gpu.cdiv(taps, some),)](seen, bits, taps, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4)
     return bits
 
 
 def _make_pairs(table, count):
     taps, outputs = table.shape
     block = _gpu.block(1024, interpreted=4096)
-    while triton.cdiv(outputs, block) > MOST_BLOCKS:
+    while _gpu.cdiv(outputs, block) > MOST_BLOCKS:
         block *= 2
-    blocks = triton.cdiv(outputs, block)
+    blocks = _gpu.cdiv(outputs, block)
     found = torch.empty(taps, blocks, dtype=torch.int32, device=table.device)
     counts = torch.empty(taps, dtype=torch.int32, device=table.device)
     inputs, rows = torch.empty_like(table), torch.empty_like(table)
@@ -110,7 +110,7 @@ def _make_pairs(table, count):
         _count_kernel[grid](table, found, outputs, count, blocks, BLOCK=block, num_warps=4)
         _pack_kernel[grid](
             table, found, counts, inputs, rows, outputs, count, blocks, BLOCK=block,
-            BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
+            BLOCKS=_gpu.next_power_of_2(blocks), num_warps=4,
         )  # fmt: skip
     return Pairs(counts, inputs, rows)
 
