@@ -30,6 +30,7 @@ HUGE_PAGE_BYTES = 4 * 2**20  # from here on huge pages pay
 PAGE = mmap.PAGESIZE
 MADV_HUGEPAGE: int = getattr(mmap, "MADV_HUGEPAGE", -1)  # Linux alone has it
 FILL = 2**20  # bytes worth a thread
+ONE_THREAD = 32_768  # elements that torch itself fills on one thread
 LOOKS = 200_000  # about 0.1 ms
 CHUNKS_PER_THREAD = 4  # uneven work evens out, and a chunk still lasts far longer than handing it out
 
@@ -173,9 +174,10 @@ def minus_ones(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, byte: int) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype)
-    if tensor.numel():
-        in_huge_pages(tensor)
-        run(_fill, tensor.numel() * tensor.element_size(), FILL, tensor.view(-1).view(torch.uint8).numpy(), byte)
+    if tensor.numel() <= ONE_THREAD:
+        return tensor.fill_(-1 if byte else 0)
+    in_huge_pages(tensor)
+    run(_fill, tensor.numel() * tensor.element_size(), FILL, tensor.view(-1).view(torch.uint8).numpy(), byte)
     return tensor
 
 
