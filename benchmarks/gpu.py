@@ -103,7 +103,7 @@ def measure(
 
 def _without_waiting(operator: Operator, args: tuple[Any, ...]) -> Any:
     """All kernels of a rulebook. A graph cannot wait for the number of outputs, so they are not cut to it."""
-    from triops.ops.get_indice_pairs.strided.gpu import Arrival
+    from triops.ops.get_indice_pairs.arrival import Arrival
 
     def pass_by(arrival: Arrival) -> int:
         arrival.awaited = False

@@ -35,8 +35,8 @@ Ratios taken in one process, interleaved, on one thread unless said: how many ti
 
 
 THREAD_WORDS = """
-How many times faster two threads are than one, where one takes at least 2 ms: `benchmarks/threads.py`. What stays
-below the bar mostly waits for memory: for pages that the system clears before a result can be written into them.
+How many times faster two threads are than one, where one takes at least 2 ms: `benchmarks/threads.py`. The machine is
+noisy: ratios differ by 0.2 and more between runs.
 """
 
 NETWORK_WORDS = """
@@ -73,7 +73,8 @@ def _threads(file: dict[str, Any]) -> str:
         under = " (under)" if row["ratio"] < file["must_ratio"] else ""
         cells = [row["operator"], _cell(row["case"]), _number(row["one_ms"]), _number(row["two_ms"])]
         lines.append(f"| {' | '.join(cells)} | {_number(row['ratio'])}x{under} |")
-    words = f"{file['machine']}, {file['date']}, torch {file['torch']}. Bar {_number(file['must_ratio'])}x."
+    versions = f"torch {file['torch']}, numba {file['numba']}"
+    words = f"{file['machine']}, {file['date']}, {versions}. Bar {_number(file['must_ratio'])}x."
     return "\n" + "\n".join(lines) + f"\n\n<small>{words}</small>\n"
 
 

@@ -1,6 +1,6 @@
 """What a second CPU thread gains: every network-scale sample that takes one thread at least 2 ms.
 
-    python benchmarks/threads.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD]
+    python benchmarks/threads.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD] [--machine NAME]
 
 One and two threads take turns in one process; a ratio is the median over the turns. Writes `cpu-threads.json`.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--machine", default=platform.processor() or platform.machine())
     options = parser.parse_args()
     rows = []
     for sample in _sample.all_samples():
@@ -73,7 +75,7 @@ def main() -> None:
         if row is not None:
             rows.append({"operator": operator.name, "case": sample.name, **row})
             print(" | ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    head = {"machine": f"2 threads, {platform.machine()}", "date": options.date, "torch": torch.__version__}
+    head = {"machine": options.machine, "date": options.date, "torch": torch.__version__, "numba": numba.__version__}
     path = options.out / "cpu-threads.json"
     path.write_text(json.dumps({**head, "must_ratio": 1.3, "threads": rows}, indent=1) + "\n")
 

@@ -9,7 +9,6 @@ is, the candidates' flat indices are sorted instead of marked, and ranks come fr
 """
 
 import math
-import threading
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
+from triops.ops.get_indice_pairs.arrival import arrival
 from triops.ops.get_indice_pairs.geometry import output_shape
 from triops.ops.get_indice_pairs.submanifold.gpu import GRAIN, SiteHash, load_site
 
@@ -28,7 +28,6 @@ MARK_BLOCK, MARK_WARPS, MARK_TILE = _gpu.block(64, interpreted=1024), 1, _gpu.bl
 RANK_WARPS = 4
 SCAN_WORDS = 16
 MAX_CHUNKS = 2048
-LOOKS = 2000  # about 0.2 ms
 UNROLL = 8  # taps along x that one program takes one by one
 NO_SITE = tl.constexpr(2**62)
 
@@ -93,47 +92,6 @@ class Convolution:
 plan = lru_cache(maxsize=1024)(Convolution)
 
 
-class Arrival:
-    """A number that a kernel writes straight into the host's memory, and the one synchronisation that waits for it."""
-
-    def __init__(self, device):
-        cuda = device.type == "cuda"
-        self.number = torch.empty(1, dtype=torch.int32, device="cpu" if cuda else device, pin_memory=cuda)
-        self.seen = self.number.numpy() if cuda else None
-        self.awaited = False
-
-    def expect(self):
-        """-> where the kernel is to write it"""
-        self.awaited = True
-        if self.seen is not None:
-            self.seen[0] = -1
-        return self.number
-
-    def wait(self):
-        if self.seen is None:
-            number = int(self.number)
-        else:
-            for _ in range(LOOKS):  # an event would cost more than most waits
-                if self.seen[0] >= 0:
-                    break
-            else:
-                torch.cuda.current_stream().synchronize()
-            number = int(self.seen[0])
-        self.awaited = False
-        return number
-
-
-_arrivals = threading.local()  # kept for the next call of the thread
-
-
-def _arrival(device):
-    known = _arrivals.__dict__.setdefault("by_device", {})
-    found = known.get(device)
-    if found is None or found.awaited:  # a call that failed half-way may still be written to
-        found = known[device] = Arrival(device)
-    return found
-
-
 class Ranked(NamedTuple):
     """What the rank kernel reads, and where it puts its counts."""
 
@@ -155,7 +113,7 @@ def sparse_table(indices, convolution):
     """
     count = indices.shape[0]
     blocks = cdiv(count, GRAIN)
-    total = _arrival(indices.device)
+    total = arrival(indices.device)
     rank = _rank_by_bitmap if convolution.by_bitmap else _rank_by_sort
     found = rank(indices, convolution, total.expect(), convolution.volume * blocks)
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
