@@ -83,6 +83,7 @@ class Operator:
         self.parameters: list[str] = list(inspect.signature(reference).parameters)
         self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)
         self._positions = tuple(self.parameters.index(name) for name, _, _ in self._kinds)
+        self._tensors = tuple(self.parameters.index(n) for n, _, expected in self._kinds if "Tensor" in expected)
         self._plain_types = tuple((self.parameters.index(n), _PLAIN[expected]) for n, _, expected in self._kinds)
         self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
 
@@ -172,8 +173,10 @@ class Operator:
         return call
 
     def _check(self, args: tuple[Any, ...]) -> None:
-        for name, value in zip(self.parameters, args, strict=False):
-            if isinstance(value, Tensor) and value.layout is not torch.strided:
+        for position in self._tensors:
+            value = args[position]
+            if value is not None and value.layout is not torch.strided:
+                name = self.parameters[position]
                 raise ValueError(f"{self.name}: {name} must be a dense tensor, got one of layout {value.layout}")
         self.check(*args)
 

@@ -22,16 +22,17 @@ def get_indice_pairs(
     indices, volume = indices.contiguous(), math.prod(kernel_size)
     if indices.shape[0] == 0:
         return _no_sites(indices, volume)
+    pairs = torch.empty((volume, 2, indices.shape[0]), dtype=torch.int32, device=indices.device)
     if subm:
         out_indices = torch.empty_like(indices)
         table, found = submanifold_table(
             indices, batch_size, spatial_shape, kernel_size, dilation, copy=out_indices, counts=True
         )
-        return out_indices, *_pack(table, found.zeros32, found.start + 2, mirror=True)
+        return out_indices, pairs, _pack(table, found.zeros32, found.start + 2, pairs, mirror=True)
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
-    sites, total, outputs, counts, start = sparse_table(indices, convolution)
-    pairs, num = _pack(outputs, counts, start, mirror=False)
+    sites, total, outputs, counts, start = sparse_table(indices, convolution, scratch=pairs)
+    num = _pack(outputs, counts, start, pairs, mirror=False)
     return _cut(sites, total.wait()), pairs, num
 
 
@@ -79,8 +80,8 @@ def _cut(sites, length):
     return sites[:length].clone() if wasted > 16 << 20 else sites[:length]
 
 
-def _pack(table, counts, start, mirror):
-    """table int32 [K, L]: the output row of an input row, offsets in reverse order with `mirror`. -> pairs, num
+def _pack(table, counts, start, pairs, mirror):
+    """table int32 [K, L]: the output row of an input row, offsets in reverse order with `mirror`. Fills pairs. -> num
 
     counts from `start` int32 [K, blocks]: how many there are in every GRAIN entries of the table.
     """
@@ -90,14 +91,13 @@ def _pack(table, counts, start, mirror):
     if summed:
         counts = counts.view(-1)[start : start + volume * blocks].view(volume, blocks).cumsum(1, dtype=torch.int32)
         start = 0
-    pairs = torch.empty((volume, 2, count), dtype=torch.int32, device=table.device)
     num = torch.empty(volume, dtype=torch.int32, device=table.device)
     _pack_kernel[(blocks, volume)](
         table, counts, start, pairs, num, count, blocks, volume,
         MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else next_power_of_2(blocks), BLOCK=GRAIN,
         num_warps=PACK_WARPS,
     )  # fmt: skip
-    return pairs, num
+    return num
 
 
 @_gpu.kernel(varying=("start", "count", "blocks"))

@@ -105,17 +105,18 @@ class Ranked(NamedTuple):
     bits: int  # 0 where `owners` holds a row for every input place, else of the hash whose scratch it is
 
 
-def sparse_table(indices, convolution):
+def sparse_table(indices, convolution, scratch=None):
     """-> sites [most, 1 + D], their number (an Arrival), outputs int32 [K, L], a buffer and from where in it it holds
     counts int32 [K, blocks].
 
     The first rows of `sites` are the output sites, and everything is still on its way: no waiting here.
+    scratch: int32 of any size, used if it is large enough, for a caller that writes something else there later.
     """
     count = indices.shape[0]
     blocks = cdiv(count, GRAIN)
     total = arrival(indices.device)
     rank = _rank_by_bitmap if convolution.by_bitmap else _rank_by_sort
-    found = rank(indices, convolution, total.expect(), convolution.volume * blocks)
+    found = rank(indices, convolution, total.expect(), convolution.volume * blocks, scratch)
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
     length = found.ranks.shape[0]
     convolution.rank(found.bits, 0 if convolution.by_bitmap else length.bit_length())(
@@ -136,13 +137,15 @@ def invert_table(outputs, length):
     return inputs
 
 
-def _rank_by_bitmap(indices, convolution, total, counts):
+def _rank_by_bitmap(indices, convolution, total, counts, scratch):
     """The number of outputs goes to `total`; `counts` integers are kept free for the rank kernel."""
     device, count, words, dense = indices.device, indices.shape[0], convolution.words, convolution.dense_owners
     used = convolution.ranks_at + 2 * words
     if dense:
         zeros32 = torch.zeros(used + counts, dtype=torch.int32, device=device)
-        owners = torch.empty(convolution.input_places, dtype=torch.int32, device=device)
+        owners = scratch
+        if owners is None or owners.numel() < convolution.input_places:
+            owners = torch.empty(convolution.input_places, dtype=torch.int32, device=device)
         start = bits = 0
     else:
         zeros32, start, owners, bits = _hash_sites(indices, convolution, used + counts)
@@ -163,7 +166,7 @@ def _hash_sites(indices, convolution, spare):
     return found.zeros32, found.start, found.scratch, found.constants["BITS"]
 
 
-def _rank_by_sort(indices, convolution, total, counts):
+def _rank_by_sort(indices, convolution, total, counts, _scratch):
     """The same for an output grid that no bitmap can hold."""
     device, count, candidates = indices.device, indices.shape[0], convolution.candidates
     zeros32, start, owners, bits = _hash_sites(indices, convolution, counts)
