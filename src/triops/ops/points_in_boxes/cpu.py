@@ -171,10 +171,21 @@ def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
         count = min(TILE, end - start)
         result = out[start : start + count]
         result[:] = -1
-        for k in range(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept)):
+        # Nobody can predict which points lie in a box, so the first box of a cell, mostly its only one, is tried
+        # without a branch. Points that it does not hold and that have others to try are left in `kept`.
+        left = np.uint32(0)
+        for k in range(np.uint32(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept))):
             i = kept[k]
             c = np.uint32(cell[i])
-            for j in range(first[c], first[c + np.uint32(1)]):
+            t = box[first[c]]
+            hit = inside(x[i], y[i], z[i], frame[t])
+            result[i] = np.int32(t) if hit else np.int32(-1)
+            kept[left] = i
+            left += np.uint32((first[c + np.uint32(1)] - first[c] > 1) & (not hit))
+        for k in range(left):
+            i = kept[k]
+            c = np.uint32(cell[i])
+            for j in range(first[c] + np.uint32(1), first[c + np.uint32(1)]):
                 if inside(x[i], y[i], z[i], frame[box[j]]):
                     result[i] = box[j]
                     break
