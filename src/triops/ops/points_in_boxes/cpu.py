@@ -11,7 +11,8 @@ from triops._box.cpu import bounds, frames, inside
 from triops._box.reference import compute_dtype
 from triops._launch import as_numpy, jit, run, zeros
 
-GRID = 128  # cells a side; building it costs about as much as testing 20,000 point-box pairs
+COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells a side
+MANY_BOXES = 100  # from here on the fine one, which takes 7 us longer to build
 TILE = 256
 BRUTE_FORCE_PAIRS = 20_000
 GRAIN = 16_384  # points worth a thread
@@ -76,22 +77,23 @@ def _cell(value, low, scale, zero, last):
 
 @jit
 def _build_grid(boxes, bottom, margin):
-    """-> frames, extent [6], scale [2], and the boxes of each cell: box[first[c]:first[c + 1]], ascending."""
+    """-> frames, extent [6], scale [2], and the boxes of each cell: box[first[c]:first[c + 1]], ascending; occupied."""
     frame = frames(boxes, bottom, margin)
     count, real = frame.shape[0], frame.dtype.type
+    side = 1 << (FINE if count >= MANY_BOXES else COARSE)
     low_high = np.empty((count, 6), frame.dtype)
     extent = np.array([np.inf, -np.inf, np.inf, -np.inf, np.inf, -np.inf]).astype(frame.dtype)
     for t in range(count):
         for axis, value in enumerate(bounds(frame[t])):
             low_high[t, axis] = value
             extent[axis] = min(extent[axis], real(value)) if axis % 2 == 0 else max(extent[axis], real(value))
-    zero, last = real(0), real(GRID - 1)
+    zero, last = real(0), real(side - 1)
     scale = np.empty(2, frame.dtype)
-    scale[0] = real(GRID) / max(extent[1] - extent[0], real(1e-6))
-    scale[1] = real(GRID) / max(extent[3] - extent[2], real(1e-6))
+    scale[0] = real(side) / max(extent[1] - extent[0], real(1e-6))
+    scale[1] = real(side) / max(extent[3] - extent[2], real(1e-6))
 
     # One cell more than the grid has: it stays empty and takes the points outside the extent.
-    first = np.zeros(GRID * GRID + 2, np.uint32)
+    first = np.zeros(side * side + 2, np.uint32)
     span = np.empty((count, 4), np.int32)
     for t in range(count):
         if not low_high[t, 0] <= low_high[t, 1]:
@@ -103,7 +105,7 @@ def _build_grid(boxes, bottom, margin):
         span[t, 3] = _cell(low_high[t, 3], extent[2], scale[1], zero, last)
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
-                first[u * GRID + v + 1] += 1
+                first[u * side + v + 1] += 1
     for c in range(first.shape[0] - 1):
         first[c + 1] += first[c]
     box = np.empty(first[-1], np.uint32)
@@ -111,8 +113,8 @@ def _build_grid(boxes, bottom, margin):
     for t in range(count):
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
-                box[cursor[u * GRID + v]] = t
-                cursor[u * GRID + v] += 1
+                box[cursor[u * side + v]] = t
+                cursor[u * side + v] += 1
     occupied = np.zeros(first.shape[0] - 1, np.uint8)  # bytes: the table then fits the first-level cache
     for c in range(occupied.shape[0]):
         occupied[c] = first[c + 1] > first[c]
@@ -130,16 +132,16 @@ def _split(flat, count, x, y, z):
 
 
 @jit
-def _find_cells(x, y, z, extent, scale, cell):
+def _find_cells(x, y, z, extent, scale, bits, cell):
     real = x.dtype.type
-    zero, last = real(0), real(GRID - 1)
+    zero, last, outside, bits = real(0), real((1 << bits) - 1), np.int32(1 << (2 * bits)), np.int32(bits)
     x0, x1, y0, y1, z0, z1 = extent[0], extent[1], extent[2], extent[3], extent[4], extent[5]
     scale_x, scale_y = scale[0], scale[1]
     for i in range(TILE):
         u = _cell(x[i], x0, scale_x, zero, last)
         v = _cell(y[i], y0, scale_y, zero, last)
         within = (x[i] >= x0) & (x[i] <= x1) & (y[i] >= y0) & (y[i] <= y1) & (z[i] >= z0) & (z[i] <= z1)
-        cell[i] = u * np.int32(GRID) + v if within else np.int32(GRID * GRID)
+        cell[i] = np.int32(u << bits) + v if within else outside
 
 
 @jit
@@ -157,7 +159,7 @@ def _place(flat, start, count, extent, scale, occupied, xyz, cell, kept):
     """Load a tile of points and find which of them lie in an occupied cell; returns how many."""
     x, y, z = xyz[0], xyz[1], xyz[2]
     _split(flat[3 * start : 3 * (start + count)], count, x, y, z)
-    _find_cells(x, y, z, extent, scale, cell)
+    _find_cells(x, y, z, extent, scale, FINE if occupied.shape[0] > 1 << (2 * FINE) else COARSE, cell)
     return _keep_occupied(cell, occupied, count, kept)
 
 
