@@ -32,7 +32,6 @@ MADV_HUGEPAGE: int = getattr(mmap, "MADV_HUGEPAGE", -1)  # Linux alone has it
 FILL = 2**20  # bytes worth a thread
 ONE_THREAD = 32_768  # elements that torch itself fills on one thread
 LOOKS = 200_000  # about 0.1 ms
-CHUNKS_PER_THREAD = 4  # uneven work evens out, and a chunk still lasts far longer than handing it out
 
 
 @cache
@@ -121,15 +120,14 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
     if threads <= 1:
         kernel(0, count, *args)
         return
-    chunk = max(grain, -(-count // (threads * CHUNKS_PER_THREAD)))
-    starts = iter(range(0, count, chunk))
+    chunks = iter(_chunks(count, grain, threads))
     finished: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def work() -> None:
         error = None
         try:
-            for begin in starts:  # next() on a range iterator is atomic under the GIL
-                kernel(begin, min(begin + chunk, count), *args)
+            for begin, end in chunks:  # next() on a list's iterator is atomic under the GIL
+                kernel(begin, end, *args)
         except BaseException as caught:
             error = caught
         finished.put(error)
@@ -157,6 +155,16 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
     for error in errors:
         if error is not None:
             raise error
+
+
+def _chunks(count: int, grain: int, threads: int) -> list[tuple[int, int]]:
+    """Large ones first, small ones last: threads finish together where the work is uneven or one starts late."""
+    chunks, begin = [], 0
+    while begin < count:
+        end = min(count, begin + max(grain, (count - begin) // (2 * threads)))
+        chunks.append((begin, end))
+        begin = end
+    return chunks
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
