@@ -36,7 +36,7 @@ Ratios taken in one process, interleaved, on one thread unless said: how many ti
 
 
 THREAD_WORDS = """
-How many times faster two threads are than one, where one takes at least 2 ms: `benchmarks/threads.py`. The machine is
+How many times faster two threads are than one, where one takes at least 0.4 ms: `benchmarks/threads.py`. The machine is
 noisy: ratios differ by 0.2 and more between runs.
 """
 
