@@ -219,6 +219,24 @@ def test_every_run_gives_the_same_bits_with_any_number_of_threads() -> None:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
+@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (15, 17), (16, 16), (33, 4), (2, 50)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_no_number_of_channels_is_special(channels: tuple[int, int], dtype: torch.dtype) -> None:
+    book = submanifold(1300, 2, [6, 16, 16])()  # more than two blocks of outputs on a CPU, the last not full
+    inputs, outputs = channels
+    features, grad = torch.randn(1300, inputs).to(dtype), torch.randn(1300, outputs).to(dtype)
+    weight, bias = torch.randn(outputs, 27, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    tables = book.gather, book.scatter, book.mirrored
+    for flip in (False, True):
+        for name, args in (
+            ("sparse_conv", (features, weight, bias, *tables, flip)),
+            ("sparse_conv_backward_weight", (features, grad, *tables, flip)),
+        ):
+            expected = run("reference", name, args)
+            largest = expected.abs().max()
+            assert_same(run("cpu", name, args) / largest, expected / largest, name)
+
+
 @pytest.mark.parametrize("operator", ["sparse_conv", "sparse_conv_backward_weight"])
 def test_on_a_gpu_entries_that_are_no_rows_are_skipped(operator: str) -> None:
     book = sparse(40, 2, [5, 6, 7], padding=1)()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
