@@ -2,9 +2,8 @@
 
     python benchmarks/threads.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD] [--machine NAME]
 
-One and two threads take turns in one process; a ratio is the median over the turns. Two virtual cores are at times two
-halves of one real core: before and after each turn two threads that share nothing run beside each other, and where
-there are turns in which those did 1.7 times the work of one, only these count. Writes `cpu-threads.json`.
+One and two threads take turns in one process. The turns of a sample are minutes apart, since two virtual cores may be
+two halves of one real core for a while; a ratio is the median over them. Writes `cpu-threads.json`.
 """
 
 from __future__ import annotations
@@ -18,22 +17,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numba
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from triops import _sample
-from triops._launch import jit
-from triops._op import OPERATORS
+from triops._op import OPERATORS, Operator
 
 LEAST, MOST = 0.4e-3, 0.25  # seconds on one thread
 TURNS = 25
-TWO_CORES = 1.7
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -45,55 +40,29 @@ def median_seconds(call: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-@jit
-def _busy(numbers: Any, rounds: int) -> int:
-    total = 0
-    for r in range(rounds):
-        for i in range(numbers.shape[0]):
-            total += numbers[i] ^ r
-    return total
+class Row:
+    """One sample, and the seconds it took on one and on two threads, turn by turn."""
 
+    def __init__(self, operator: Operator, sample: _sample.Sample) -> None:
+        args = sample.make(sample.dtypes[0])
+        self.operator, self.case, self.call = operator.name, sample.name, lambda: operator(*args)
+        torch.set_num_threads(1)
+        self.call()
+        self.seconds = median_seconds(self.call, 3)
+        self.turns: list[tuple[float, float]] = []
 
-def cores() -> float:
-    """How many times the work of one thread two threads get done that have nothing in common."""
-    numbers, rounds = np.arange(1024), 200_000  # in the first-level cache, and all that a core can do at a time
-    start = time.perf_counter()
-    _busy(numbers, rounds)
-    middle = time.perf_counter()
-    pair = [Thread(target=_busy, args=(numbers, rounds)) for _ in range(2)]
-    for thread in pair:
-        thread.start()
-    for thread in pair:
-        thread.join()
-    return 2 * (middle - start) / (time.perf_counter() - middle)
+    def take_turn(self) -> None:
+        repeats = max(3, min(15, int(0.03 / self.seconds)))
+        torch.set_num_threads(1)
+        one = median_seconds(self.call, repeats)
+        torch.set_num_threads(2)
+        self.turns.append((one, median_seconds(self.call, repeats)))
 
-
-def measure(call: Callable[[], Any]) -> dict[str, float] | None:
-    torch.set_num_threads(1)
-    call()
-    one = median_seconds(call, 3)
-    if not LEAST <= one <= MOST:
-        return None
-    repeats = max(3, min(15, int(0.03 / one)))
-    turns, before = [], cores()
-    for _ in range(TURNS):
-        seconds = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            seconds.append(median_seconds(call, repeats))
-        after = cores()
-        turns.append((*seconds, min(before, after)))
-        before = after
-    counted = [turn for turn in turns if turn[2] >= TWO_CORES] or turns
-    first, second, found = (statistics.median(column) for column in zip(*counted, strict=True))
-    return {
-        "one_ms": round(first * 1e3, 2),
-        "two_ms": round(second * 1e3, 2),
-        "ratio": round(statistics.median(a / b for a, b, _ in counted), 2),
-        "turns": len(counted),
-        "cores": round(found, 2),
-        "ratio_of_all_turns": round(statistics.median(a / b for a, b, _ in turns), 2),
-    }
+    def result(self) -> dict[str, Any]:
+        one, two = (statistics.median(column) for column in zip(*self.turns, strict=True))
+        ratio = statistics.median(a / b for a, b in self.turns)
+        times = {"one_ms": round(one * 1e3, 2), "two_ms": round(two * 1e3, 2), "ratio": round(ratio, 2)}
+        return {"operator": self.operator, "case": self.case, **times}
 
 
 def main() -> None:
@@ -106,16 +75,20 @@ def main() -> None:
     rows = []
     for sample in _sample.all_samples():
         operator = OPERATORS[sample.operator]
-        if sample.scale != "network" or (options.operators and operator.name not in options.operators):
-            continue
-        args = sample.make(sample.dtypes[0])
-        row = measure(lambda operator=operator, args=args: operator(*args))  # type: ignore[misc]
-        if row is not None:
-            rows.append({"operator": operator.name, "case": sample.name, **row})
-            print(" | ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        if sample.scale == "network" and (not options.operators or operator.name in options.operators):
+            row = Row(operator, sample)
+            if LEAST <= row.seconds <= MOST:
+                rows.append(row)
+    for turn in range(TURNS):
+        print(f"turn {turn + 1} of {TURNS}, {len(rows)} samples", flush=True)
+        for row in rows:
+            row.take_turn()
+    results = [row.result() for row in rows]
+    for result in results:
+        print(" | ".join(f"{key} {value}" for key, value in result.items()))
     head = {"machine": options.machine, "date": options.date, "torch": torch.__version__, "numba": numba.__version__}
     path = options.out / "cpu-threads.json"
-    path.write_text(json.dumps({**head, "must_ratio": 1.3, "threads": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({**head, "must_ratio": 1.3, "threads": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
