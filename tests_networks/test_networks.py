@@ -163,10 +163,14 @@ def test_the_gradients_are_those_of_the_reference(outcome: Outcome, grads: dict[
 
 
 def test_the_boxes_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
+    """Empty ground looks alike everywhere: of boxes on it that have one score, size and heading, either may be kept."""
     assert outcome.labels.bincount().tolist() == expected.labels.bincount().tolist()
     torch.testing.assert_close(outcome.scores, expected.scores, rtol=0, atol=1e-4)
-    apart = torch.cdist(outcome.boxes.double(), expected.boxes.double()).min(1).values
-    assert (apart < 1e-2).float().mean() > 0.98  # boxes of equal score may change places, and what they suppress
+    for box, score, label in zip(outcome.boxes, outcome.scores, outcome.labels, strict=True):
+        here = (expected.boxes[:, :2] - box[:2]).norm(dim=1) < 1e-2
+        twins = (expected.scores - score).abs() < 1e-6
+        alike = ((expected.boxes[:, 2:] - box[2:]).norm(dim=1) < 1e-2) & (expected.labels == label)
+        assert (alike & (here | twins)).any(), f"no such box: {box.tolist()}, label {label}, score {score}"
 
 
 # what activation does to mmcv, and what it leaves alone
