@@ -39,22 +39,26 @@ def compact_indice_pairs(
     found = _find(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, subm, transpose
     )
-    volume, count = math.prod(kernel_size), indices.shape[0]
-    if subm and volume * 2 * count <= SCRATCH:
-        # Memory that is never touched costs nothing: one sweep into the wide form, then close the gaps.
-        wide = np.empty(volume * 2 * count, np.int32)
-        start = np.arange(volume) * 2 * count
-        num = found.write(start, start + count, wide)
-        offsets = _offsets(num)
-        pairs = torch.empty((2, int(offsets[-1])), dtype=torch.int32)
-        grain = max(1, volume * 50_000 // max(int(offsets[-1]), 1))
-        run(_close_gaps, volume, grain, wide, count, offsets, pairs.numpy())
+    centre, count = math.prod(kernel_size) // 2, indices.shape[0]
+    if subm and centre * 2 * count <= SCRATCH:
+        # Memory that is never touched costs nothing: one sweep into the wide form, without counting first.
+        start = np.arange(centre) * 2 * count
+        swept = start, start + count, np.empty(centre * 2 * count, np.int32)
+        offsets = _offsets(found.sweep(*swept))
+        pairs = _pairs(offsets)
+        found.finish(swept, (offsets[:-1], offsets[:-1] + offsets[-1], pairs.numpy().reshape(-1)))
         return _copy(indices), pairs, torch.from_numpy(offsets)
     offsets = _offsets(found.count())
-    pairs = torch.empty((2, int(offsets[-1])), dtype=torch.int32)
+    pairs = _pairs(offsets)
     written = found.write(offsets[:-1], offsets[:-1] + offsets[-1], pairs.numpy().reshape(-1))
     out_indices = _copy(indices) if subm else torch.from_numpy(written)
     return out_indices, pairs, torch.from_numpy(offsets)
+
+
+def _pairs(offsets):
+    pairs = torch.empty((2, int(offsets[-1])), dtype=torch.int32)
+    in_huge_pages(pairs)
+    return pairs
 
 
 def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation):
@@ -108,15 +112,6 @@ def _fill_tails(begin, end, num, flat, count):
     for k in range(begin, end):
         flat[2 * k * count + num[k] : (2 * k + 1) * count] = -1
         flat[(2 * k + 1) * count + num[k] : (2 * k + 2) * count] = -1
-
-
-@jit
-def _close_gaps(begin, end, wide, count, offsets, pairs):
-    for k in range(begin, end):
-        first, last = offsets[k], offsets[k + 1]
-        for side in range(2):
-            start = (2 * k + side) * count
-            pairs[side, first:last] = wide[start : start + last - first]
 
 
 @jit

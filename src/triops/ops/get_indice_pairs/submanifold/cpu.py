@@ -96,7 +96,8 @@ def drop_repeated(keys, rows):
 
 
 class Sweep:
-    """The pairs of one call, offset by offset. `count` fills `num`; `write` puts the pairs where it is told."""
+    """The pairs of one call, offset by offset. `count` fills `num`; `write` puts the pairs where it is told, or
+    `sweep` those of the offsets before the centre, and `finish` all of them."""
 
     def __init__(self, indices, batch_size, spatial_shape, kernel_size, dilation):
         halo = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
@@ -120,12 +121,21 @@ class Sweep:
 
     def write(self, start_in, start_out, flat):
         """Input rows of offset k from flat[start_in[k]], output rows from flat[start_out[k]]. -> num"""
+        place = start_in, start_out, flat
+        self.sweep(*place)
+        self.finish(place, place)
+        return self.num
+
+    def sweep(self, start_in, start_out, flat):
+        """The offsets before the centre, in the order of the keys. -> num, of all offsets"""
         self._sweep(start_in, start_out, flat, True)
-        num = self._mirrored_num()
+        return self._mirrored_num()
+
+    def finish(self, swept, place):
+        """Where `sweep` put its pairs, and where all are to go, which may be the same."""
         centre = self.volume // 2
         grain = max(1, 100_000 // max(self.sites // 16, 1))
-        run(_finish, centre + 1, grain, num, self.rows, self.in_order, self.sites, start_in, start_out, flat)
-        return num
+        run(_finish, centre + 1, grain, self.num, self.rows, self.in_order, self.sites, *swept, swept is place, *place)
 
     def _sweep(self, start_in, start_out, flat, store):
         grain = max(1, 40_000 // max(self.sites, 1))
@@ -193,28 +203,35 @@ def _sweep(begin, end, keys, rows, shift, taps, gap, start_in, start_out, flat, 
 
 
 @jit
-def _finish(begin, end, num, rows, in_order, sites, start_in, start_out, flat):
+def _finish(begin, end, num, rows, in_order, sites, from_in, from_out, source, in_place, start_in, start_out, flat):
     """Mirror the offsets before the centre to those behind it, and bring both into the order of input rows."""
     centre = num.shape[0] // 2
     partner = np.empty(0 if in_order else sites, np.int32)
     marks = np.zeros(0 if in_order else (sites + 63) // 64, np.uint64)
     for k in range(begin, end):
         n, mirror = num[k], num.shape[0] - 1 - k
-        a_in, a_out = flat[start_in[k] : start_in[k] + n], flat[start_out[k] : start_out[k] + n]
+        to_in, to_out = flat[start_in[k] : start_in[k] + n], flat[start_out[k] : start_out[k] + n]
         if k == centre:
             if in_order:
-                a_in[:] = rows
-                a_out[:] = rows
+                to_in[:] = rows
+                to_out[:] = rows
             else:
-                _in_order_of(rows, rows, partner, marks, a_in, a_out)
+                _in_order_of(rows, rows, partner, marks, to_in, to_out)
             continue
-        b_in, b_out = flat[start_in[mirror] : start_in[mirror] + n], flat[start_out[mirror] : start_out[mirror] + n]
+        swept_in, swept_out = source[from_in[k] : from_in[k] + n], source[from_out[k] : from_out[k] + n]
+        back_in, back_out = (
+            flat[start_in[mirror] : start_in[mirror] + n],
+            flat[start_out[mirror] : start_out[mirror] + n],
+        )
         if in_order:
-            b_in[:] = a_out
-            b_out[:] = a_in
+            back_in[:] = swept_out
+            back_out[:] = swept_in
+            if not in_place:
+                to_in[:] = swept_in
+                to_out[:] = swept_out
         else:
-            _in_order_of(a_out, a_in, partner, marks, b_in, b_out)
-            _in_order_of(a_in, a_out, partner, marks, a_in, a_out)
+            _in_order_of(swept_out, swept_in, partner, marks, back_in, back_out)
+            _in_order_of(swept_in, swept_out, partner, marks, to_in, to_out)
 
 
 @jit
