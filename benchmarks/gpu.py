@@ -134,7 +134,7 @@ def _without_waiting(operator: Operator, args: tuple[Any, ...]) -> Any:
 def kernels_us(sample: _sample.Sample, repeats: int = 10) -> dict[str, float]:
     """How the time on the device divides among kernels, with warm caches.
 
-    After everything else: once a profiler has run, a launch takes some microseconds longer until the process ends.
+    After everything else: eager calls read some 20 us more in a process in which the profiler had run before.
     """
     args = _sample.to_device(sample.make(sample.dtypes[0]), "cuda")
     call = partial(OPERATORS[sample.operator], *args)
