@@ -2,8 +2,8 @@
 
     python benchmarks/threads.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD] [--machine NAME]
 
-One and two threads take turns in one process. The turns of a sample are minutes apart, since two virtual cores may be
-two halves of one real core for a while; a ratio is the median over them. Writes `cpu-threads.json`.
+One and two threads take turns in one process. The turns of a sample are spread over the whole run, since two virtual
+cores may be two halves of one real core for a while; a ratio is the median over them. Writes `cpu-threads.json`.
 """
 
 from __future__ import annotations

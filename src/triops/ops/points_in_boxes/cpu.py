@@ -159,7 +159,8 @@ def _place(flat, start, count, extent, scale, occupied, xyz, cell, kept):
     """Load a tile of points and find which of them lie in an occupied cell; returns how many."""
     x, y, z = xyz[0], xyz[1], xyz[2]
     _split(flat[3 * start : 3 * (start + count)], count, x, y, z)
-    _find_cells(x, y, z, extent, scale, FINE if occupied.shape[0] > 1 << (2 * FINE) else COARSE, cell)
+    bits = FINE if occupied.shape[0] > 1 << (2 * FINE) else COARSE  # which of the two grids this is
+    _find_cells(x, y, z, extent, scale, bits, cell)
     return _keep_occupied(cell, occupied, count, kept)
 
 
