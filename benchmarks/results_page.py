@@ -23,11 +23,11 @@ Numbers of other machines are welcome: see [how they are taken](acceptance.md#pe
 
 GPU_WORDS = """
 Microseconds. **graph**: the median replay of a CUDA graph, which is what the kernels cost (an empty replay reads about
-4.5). **eager**: a plain call, host work included. The host's cores are shared: the same call may take twice as long where
-others are busy, and where the results file has a `python_us`, 600 to 650 of it says that nobody was. **floor**: the
-bytes that must move, at the bandwidth of a large copy on the same machine. **efficiency**: floor over graph. **bar**:
-what this library holds itself to; a time over it is marked "over". **reference**, where it was timed: the plain-torch
-reference on the same GPU.
+4.5). **eager**: a plain call, host work included. The host's cores are shared: the same call may take twice as long
+where others are busy, and where the results file has a `python_us`, 600 to 650 of it says that nobody was. **floor**:
+the bytes that must move, at the bandwidth of a large copy on the same machine. **efficiency**: floor over graph.
+**bar**: what this library holds itself to; a time over it is marked "over". **reference**, where it was timed: the
+plain-torch reference on the same GPU.
 """
 
 CPU_WORDS = """
