@@ -121,13 +121,13 @@ def measure(
 
 def _without_waiting(operator: Operator, args: tuple[Any, ...]) -> Any:
     """All kernels of a rulebook. A graph cannot wait for the number of outputs, so they are not cut to it."""
-    from triops.ops.get_indice_pairs.arrival import Arrival
+    from triops._gpu.pinned import PinnedCounter
 
-    def pass_by(arrival: Arrival) -> int:
-        arrival.awaited = False
+    def pass_by(counter: PinnedCounter) -> int:
+        counter.awaited = False
         return 1
 
-    with mock.patch.object(Arrival, "wait", pass_by):
+    with mock.patch.object(PinnedCounter, "wait", pass_by):
         return operator.kernel("gpu")(*args)
 
 
@@ -171,8 +171,8 @@ def reference_us(operator: Operator, args: tuple[Any, ...]) -> float:
 
 def preparation() -> dict[str, Any]:
     """What the first convolution of a rulebook costs on top: its tiles are made once and kept."""
+    from triops.ops.rulebook.tiles_gpu import make_tiles
     from triops.ops.sparse_conv.samples import lidar
-    from triops.ops.sparse_conv.tiling.gpu import make_tiles
 
     table = lidar().gather.cuda()
     return {

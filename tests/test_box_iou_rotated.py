@@ -14,8 +14,8 @@ from support import run
 from torch import Tensor
 
 import triops
+from triops._geometry.rotated.reference import MODES
 from triops._op import OPERATORS
-from triops._rotated.reference import MODES
 from triops.ops.box_iou_rotated.samples import SAMPLES, not_finite_boxes, rotated_boxes, special_boxes
 
 Box = tuple[float, float, float, float, float]

@@ -14,8 +14,9 @@ from support import GPU, assert_same, device_of
 
 import triops
 from triops import scenes
+from triops._gpu import pinned
 from triops._op import OPERATORS
-from triops.ops.get_indice_pairs import arrival, compact_indice_pairs, sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook import compact_indice_pairs, sparse_neighbors, submanifold_neighbors
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -388,14 +389,14 @@ def test_results_do_not_hang_on_the_number_of_threads() -> None:
 
 def test_a_number_that_a_failed_call_left_behind_is_not_waited_for_again() -> None:
     device = torch.device("cpu")
-    left_behind = arrival.arrival(device)
+    left_behind = pinned.pinned_counter(device)
     left_behind.expect()
-    assert arrival.arrival(device) is not left_behind
-    assert arrival.arrival(device) is arrival.arrival(device)
+    assert pinned.pinned_counter(device) is not left_behind
+    assert pinned.pinned_counter(device) is pinned.pinned_counter(device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU is waited for")
 def test_a_number_that_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "LOOKS", 0)
+    monkeypatch.setattr(pinned, "SPINS", 0)
     sites = torch.tensor([[0, 2], [0, 3]], dtype=torch.int32, device="cuda")
     assert triops.get_indice_pairs(sites, 1, 8, 3, padding=1)[0].tolist() == [[0, 1], [0, 2], [0, 3], [0, 4]]

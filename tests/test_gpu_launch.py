@@ -34,8 +34,8 @@ class Jit:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> _gpu.Kernel:
     active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: "stream")
-    monkeypatch.setattr(_gpu, "fast_launches", True)
-    monkeypatch.setattr(_gpu, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(_gpu.launch, "fast_launches", True)
+    monkeypatch.setattr(_gpu.launch, "driver", SimpleNamespace(active=active))
     found = _gpu.Kernel(lambda tensor, count, size, BLOCK: None)
     found.jit = Jit()
     return found

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from triops._half import as_bits, narrow, widen
-from triops._launch import jit
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.jit import jit
 
 HALVES = [torch.float16, torch.bfloat16]
 

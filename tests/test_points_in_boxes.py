@@ -13,8 +13,8 @@ from support import run
 
 import triops
 from triops import scenes
-from triops._box import cpu as box_cpu
-from triops._box import reference as box
+from triops._geometry.box import cpu as box_cpu
+from triops._geometry.box import reference as box
 
 BACKENDS = ["reference", "cpu", "gpu"]
 

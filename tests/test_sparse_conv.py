@@ -354,7 +354,7 @@ def gray_rank(masks: Tensor) -> Tensor:
 
 def test_tiles_hold_every_pair_once_and_sort_almost_as_well_as_a_whole_sort_would() -> None:
     pytest.importorskip("triton")
-    from triops.ops.sparse_conv.tiling.gpu import make_tiles
+    from triops.ops.rulebook.tiles_gpu import make_tiles
 
     sites = scenes.lidar_sites(8_000, (11, 360, 360), 1, reach=0.22, roughness=0.1)
     table = Rulebook.submanifold(sites, 1, [11, 360, 360], 3).gather

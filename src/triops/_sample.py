@@ -116,6 +116,4 @@ def compiled_mmcv() -> Any:
         from mmcv import _ext
     except ImportError:
         return None
-    from triops.compat._finder import is_ours
-
-    return None if is_ours(_ext) else _ext
+    return None if getattr(_ext, "__triops__", False) else _ext

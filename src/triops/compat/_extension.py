@@ -15,6 +15,7 @@ class Extension(ModuleType):
 
     def __init__(self, name: str, functions: dict[str, Callable[..., Any]]) -> None:
         super().__init__(name, f"The extension module {name}, over triops.")
+        self.__triops__ = True
         for function_name, function in functions.items():
             setattr(self, function_name, _outside_autograd(function))
 

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import triops
 from triops import _check
-from triops.ops.get_indice_pairs import sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook import sparse_neighbors, submanifold_neighbors
 
 Ints = Sequence[int]
 operators = torch.ops.triops

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size
-from triops.ops.get_indice_pairs.geometry import as_list
+from triops.ops.rulebook.geometry import as_list
 from triops.ops.sparse_conv import Rulebook
 
 Ints = int | Sequence[int]

@@ -7,9 +7,12 @@ Half types are widened when a tile is split and rounded as they are stored.
 import numpy as np
 import torch
 
-from triops._cpu import least, most
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, in_huge_pages, jit, run, zeros
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.intrinsics import maximum, minimum
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.threads import run
+from triops._geometry.rectangle.cpu import AREA, HEIGHT, WIDTH, X1, X2, Y1, Y2, load_box, overlap
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ROWS = 128
@@ -20,9 +23,6 @@ BACKWARD_GRAIN = 50_000
 
 # The offset as an array of one element, whose dtype is the one to compute in: float32, or float64 for float64.
 _OFFSETS = [[np.array([offset], real) for offset in (0, 1)] for real in (np.float32, np.float64)]
-
-# Fields of a split tile.
-X1, Y1, X2, Y2, WIDTH, HEIGHT, AREA = range(7)
 
 
 def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
@@ -93,51 +93,10 @@ def _rows(bboxes, shape):
 
 
 @jit
-def _bounded(side):
-    return side if abs(side) < np.inf else type(side)(0)
-
-
-@jit
-def _box(boxes, i, offset):
-    """x1, y1, x2, y2, width, height, area. A box that is not finite becomes one that meets no other.
-
-    A side too long for a float counts as 0: its box has no gradient, and 0 times infinity would be NaN.
-    """
-    x1, y1, x2, y2 = widen(boxes[i, 0]), widen(boxes[i, 1]), widen(boxes[i, 2]), widen(boxes[i, 3])
-    zero = type(offset)(0)
-    infinity = type(offset)(np.inf)
-    finite = (x1 - x1) + (y1 - y1) + (x2 - x2) + (y2 - y2) == zero
-    x1, x2 = (x1 if finite else infinity), (x2 if finite else -infinity)
-    y1, y2 = (y1 if finite else zero), (y2 if finite else zero)
-    width, height = x2 - x1 + offset, y2 - y1 + offset
-    area = width * height if finite else zero
-    return x1, y1, x2, y2, _bounded(width), _bounded(height), area
-
-
-@jit
-def _split(boxes, begin, end, offset, tile):
-    for j in range(np.uint64(end - begin)):
-        x1, y1, x2, y2, width, height, area = _box(boxes, np.uint64(begin) + j, offset)
-        tile[X1, j], tile[Y1, j], tile[X2, j], tile[Y2, j] = x1, y1, x2, y2
-        tile[WIDTH, j], tile[HEIGHT, j], tile[AREA, j] = width, height, area
-
-
-@jit
-def _overlap(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, iof, offset):
-    zero = type(offset)(0)
-    width = least(x2, other_x2) - most(x1, other_x1) + offset
-    height = least(y2, other_y2) - most(y1, other_y1) + offset
-    inter = most(width, zero) * most(height, zero)
-    base = area if iof else area + other_area - inter
-    base = offset if base < offset else base  # a base that is no number stays so, and the ratio becomes 0
-    return most(inter / base, zero)
-
-
-@jit
 def _row(x1, y1, x2, y2, area, tile, count, iof, offset, out):
     a, b, c, d, e = tile[X1], tile[Y1], tile[X2], tile[Y2], tile[AREA]
     for j in range(np.uint32(count)):
-        out[j] = narrow(_overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], iof, offset), out)
+        out[j] = narrow(overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], iof, offset), out)
 
 
 @jit
@@ -152,9 +111,9 @@ def _tiles(begin, end, boxes1, boxes2, iof, offsets, out):
         row, column = number // column_tiles * ROWS, number % column_tiles * COLUMNS
         last_row, last_column = min(row + ROWS, rows), min(column + COLUMNS, columns)
         first = boxes1[batch if boxes1.shape[0] > 1 else 0]
-        _split(boxes2[batch if boxes2.shape[0] > 1 else 0], column, last_column, offset, split)
+        split(boxes2[batch if boxes2.shape[0] > 1 else 0], column, last_column, offset, split)
         for i in range(row, last_row):
-            x1, y1, x2, y2, _, _, area = _box(first, i, offset)
+            x1, y1, x2, y2, _, _, area = load_box(first, i, offset)
             count = last_column - column
             _row(x1, y1, x2, y2, area, split, count, iof, offset, out[batch, i, column:last_column])
 
@@ -163,9 +122,9 @@ def _tiles(begin, end, boxes1, boxes2, iof, offsets, out):
 def _aligned(begin, end, boxes1, boxes2, iof, offsets, out):
     offset = offsets[0]
     for i in range(np.uint64(begin), np.uint64(end)):
-        a, b, c, d, _, _, e = _box(boxes1, i, offset)
-        f, g, h, k, _, _, m = _box(boxes2, i, offset)
-        out[i] = narrow(_overlap(a, b, c, d, e, f, g, h, k, m, iof, offset), out)
+        a, b, c, d, _, _, e = load_box(boxes1, i, offset)
+        f, g, h, k, _, _, m = load_box(boxes2, i, offset)
+        out[i] = narrow(overlap(a, b, c, d, e, f, g, h, k, m, iof, offset), out)
 
 
 @jit
@@ -179,8 +138,8 @@ def _share(low, high, one):
 def _slopes(grad, x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, iof, offset):
     """Derivatives by the width and the height of the intersection, and by the areas; 0 where nothing overlaps."""
     zero = type(offset)(0)
-    width = least(x2, other_x2) - most(x1, other_x1) + offset
-    height = least(y2, other_y2) - most(y1, other_y1) + offset
+    width = minimum(x2, other_x2) - maximum(x1, other_x1) + offset
+    height = minimum(y2, other_y2) - maximum(y1, other_y1) + offset
     inter = width * height
     base = area if iof else area + other_area - inter
     denominator = offset if base < offset else base
@@ -243,10 +202,10 @@ def _tiles_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, parti
         for column in range(0, columns, COLUMNS):
             last_column = min(column + COLUMNS, columns)
             count = last_column - column
-            _split(second, column, last_column, offset, split)
+            split(second, column, last_column, offset, split)
             others[:] = 0
             for i in range(rows * part // parts, rows * (part + 1) // parts):
-                x1, y1, x2, y2, width, height, area = _box(first, i, offset)
+                x1, y1, x2, y2, width, height, area = load_box(first, i, offset)
                 slopes = grad[batch, i, column:last_column]
                 _row_backward(slopes, x1, y1, x2, y2, width, height, area, split, count, iof, offset, own, others)
                 for k in range(4):
@@ -262,8 +221,8 @@ def _aligned_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, gra
     split = np.empty((7, 1), offsets.dtype)
     own, others = np.empty((4, 1), offsets.dtype), np.empty((4, 1), offsets.dtype)
     for i in range(begin, end):
-        x1, y1, x2, y2, width, height, area = _box(boxes1, i, offset)
-        _split(boxes2, i, i + 1, offset, split)
+        x1, y1, x2, y2, width, height, area = load_box(boxes1, i, offset)
+        split(boxes2, i, i + 1, offset, split)
         others[:] = 0
         _row_backward(grad[i : i + 1], x1, y1, x2, y2, width, height, area, split, 1, iof, offset, own, others)
         for k in range(4):

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from triops import _gpu
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ALIGNED_BLOCK = _gpu.block(256, interpreted=4096)

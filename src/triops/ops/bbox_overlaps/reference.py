@@ -3,18 +3,12 @@
 import torch
 from torch import Tensor
 
-from triops._box.reference import compute_dtype
+from triops._geometry.rectangle.reference import denominator_of, finite, intersection, overlaps, pairs
 
 
 def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, offset: int) -> Tensor:
     """bboxes1 [..., M, 4], bboxes2 [..., N, 4] -> [..., M, N], or [..., M] when aligned."""
-    first, second = _pairs(bboxes1, bboxes2, aligned)
-    width, height = _intersection(first, second, offset)
-    inter = width.clamp(min=0) * height.clamp(min=0)
-    ratio = inter / _base(first, second, inter, mode, offset).clamp(min=offset)
-    # Also 0 where the ratio is no number: 0 / 0, or areas beyond the largest float.
-    overlaps = torch.where(_finite(first, second) & (ratio > 0), ratio, 0.0)
-    return overlaps.to(bboxes1.dtype)
+    return overlaps(bboxes1, bboxes2, mode, aligned, offset)
 
 
 def bbox_overlaps_backward(
@@ -26,13 +20,13 @@ def bbox_overlaps_backward(
     coordinates, each takes half; boxes that touch count as overlapping; a denominator equal to `offset`
     counts as above it.
     """
-    first, second = _pairs(bboxes1, bboxes2, aligned)
-    width, height = _intersection(first, second, offset)
+    first, second = pairs(bboxes1, bboxes2, aligned)
+    width, height = intersection(first, second, offset)
     inter = width.clamp(min=0) * height.clamp(min=0)
-    base = _base(first, second, inter, mode, offset)
+    base = denominator_of(first, second, inter, mode, offset)
     denominator = base.clamp(min=offset)
     ratio = inter / denominator
-    overlapping = _finite(first, second) & (width >= 0) & (height >= 0) & (denominator > 0) & denominator.isfinite()
+    overlapping = finite(first, second) & (width >= 0) & (height >= 0) & (denominator > 0) & denominator.isfinite()
 
     by_inter = grad.to(first.dtype) / denominator
     by_area = torch.where(base >= offset, -ratio * by_inter, 0.0)
@@ -58,37 +52,6 @@ def bbox_overlaps_backward(
         gradient(first, second, counts=True).reshape(bboxes1.shape),
         gradient(second, first, counts=mode == "iou").reshape(bboxes2.shape),
     )
-
-
-def _pairs(bboxes1: Tensor, bboxes2: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
-    """Both sets in the dtype to compute in, so shaped that they broadcast to one box a pair."""
-    real = compute_dtype(bboxes1.dtype)
-    bboxes1, bboxes2 = bboxes1.to(real), bboxes2.to(real)
-    return (bboxes1, bboxes2) if aligned else (bboxes1[..., :, None, :], bboxes2[..., None, :, :])
-
-
-def _finite(first: Tensor, second: Tensor) -> Tensor:
-    return first.isfinite().all(-1) & second.isfinite().all(-1)
-
-
-def _intersection(first: Tensor, second: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """Width and height of the common part; negative where there is none."""
-    low = torch.maximum(first[..., :2], second[..., :2])
-    high = torch.minimum(first[..., 2:], second[..., 2:])
-    width, height = (high - low + offset).unbind(-1)
-    return width, height
-
-
-def _area(boxes: Tensor, offset: int) -> Tensor:
-    width, height = (boxes[..., 2:] - boxes[..., :2] + offset).unbind(-1)
-    return width * height
-
-
-def _base(first: Tensor, second: Tensor, inter: Tensor, mode: str, offset: int) -> Tensor:
-    """What the intersection is divided by, before it is held to at least `offset`."""
-    if mode == "iou":
-        return _area(first, offset) + _area(second, offset) - inter
-    return _area(first, offset).expand_as(inter)
 
 
 def _share(low: Tensor, high: Tensor) -> Tensor:

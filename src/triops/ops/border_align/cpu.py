@@ -8,8 +8,11 @@ single pixels out of planes would cost several times more.
 import numpy as np
 import torch
 
-from triops._launch import as_numpy, jit, run
-from triops.ops.border_align.reference import compute_dtype, empty_like_format, empty_outputs, format_of, refuse_argmax
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
+from triops.ops.border_align.reference import empty_like_format, empty_outputs, format_of, refuse_argmax
 
 STRIP = 16  # boxes turned back to NCHW at a time
 CHANNELS = 16  # channels of a tile when turning

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._dtypes import compute_dtype
 from triops.ops.border_align.reference import (
     check_argmax,
-    compute_dtype,
     empty_like_format,
     empty_outputs,
     format_of,

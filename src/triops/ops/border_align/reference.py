@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check
+from triops._dtypes import compute_dtype
 
 EDGES = ("top", "left", "bottom", "right")
 
@@ -102,11 +103,6 @@ def _neighbours(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     position = position.clamp(0, size - 1)
     low = position.long().clamp(max=size - 1)
     return low, (low + 1).clamp(max=size - 1), position - low.to(position.dtype)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half types are computed in float32, float64 in float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def format_of(tensor: Tensor) -> torch.memory_format:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops._dtypes import compute_dtype
 from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
 from triops.ops.border_align import border_align, border_align_backward
-from triops.ops.border_align.reference import compute_dtype
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
 Shape = tuple[int, int, int, int, int, int]  # N, C, H, W, K, pool size; C is that of one edge

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._rotated.reference import MODES
+from triops._geometry.rotated.arguments import birds_eye_rectangles, check_margin
+from triops._geometry.rotated.reference import MODES
 from triops.ops.box_iou_rotated import reference
 
 
@@ -68,9 +68,12 @@ def boxes_overlap_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False
             [6., 8.]])
     """
     return box_iou_rotated(
-        from_above("boxes_overlap_bev", "boxes_a", boxes_a), from_above("boxes_overlap_bev", "boxes_b", boxes_b),
-        "area", aligned, margin=margin,
-    )  # fmt: skip
+        birds_eye_rectangles("boxes_overlap_bev", "boxes_a", boxes_a),
+        birds_eye_rectangles("boxes_overlap_bev", "boxes_b", boxes_b),
+        "area",
+        aligned,
+        margin=margin,
+    )
 
 
 def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, margin: float = 0.0) -> Tensor:
@@ -82,22 +85,12 @@ def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, ma
     tensor([[1.0000, 0.6000]])
     """
     return box_iou_rotated(
-        from_above("boxes_iou_bev", "boxes_a", boxes_a), from_above("boxes_iou_bev", "boxes_b", boxes_b),
-        "iou", aligned, margin=margin,
-    )  # fmt: skip
-
-
-def from_above(operator: str, name: str, boxes: Tensor) -> Tensor:
-    """boxes [N, 7] -> x, y, dx, dy, heading [N, 5]."""
-    if not isinstance(boxes, Tensor):
-        raise TypeError(f"{operator}: {name} must be a Tensor, got {type(boxes).__name__}")
-    _check.Checker(operator).shape(name, boxes, "N", 7)
-    return torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
-
-
-def check_margin(c: _check.Checker, margin: float) -> None:
-    c.finite("margin", margin)
-    c.at_least("margin", margin, 0)
+        birds_eye_rectangles("boxes_iou_bev", "boxes_a", boxes_a),
+        birds_eye_rectangles("boxes_iou_bev", "boxes_b", boxes_b),
+        "iou",
+        aligned,
+        margin=margin,
+    )
 
 
 def _check_call(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> None:

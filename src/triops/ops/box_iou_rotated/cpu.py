@@ -3,12 +3,13 @@
 import numpy as np
 import torch
 
-from triops._half import as_bits, narrow
-from triops._launch import in_huge_pages, jit, run
-from triops._rotated.cpu import find_near, frames, overlaps, pack, polygon_overlaps
-from triops._rotated.reference import MODES
+from triops._cpu.half import as_bits, narrow
+from triops._cpu.jit import jit
+from triops._cpu.memory import in_huge_pages
+from triops._cpu.threads import run
+from triops._geometry.rotated.cpu import TILE, find_near, make_frames, overlaps, pack, polygon_overlaps
+from triops._geometry.rotated.reference import MODES
 
-TILE = 1024  # columns at a time: their frames stay in the second-level cache
 GRAIN = 20_000  # pairs worth a thread
 
 
@@ -25,14 +26,6 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
     else:
         run(_rows, shape[0], max(1, GRAIN // shape[1]), first, second, *options)
     return out
-
-
-def make_frames(boxes, clockwise, margin):
-    """Frames [9, N] of boxes [N, 5]: float64 for float64, else float32."""
-    real = np.float64 if boxes.dtype == torch.float64 else np.float32
-    made = np.empty((9, boxes.shape[0]), real)
-    frames(as_bits(boxes), clockwise, margin, made)
-    return made
 
 
 @jit

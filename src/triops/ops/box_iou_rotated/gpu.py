@@ -7,8 +7,9 @@ import torch
 import triton.language as tl
 
 from triops import _gpu
-from triops._rotated.gpu import load_reach, load_shape, make_frames, near, overlap
-from triops._rotated.reference import MODES
+from triops._geometry.rotated.gpu import load_reach, load_shape, make_frames, near, overlap
+from triops._geometry.rotated.reference import MODES
+from triops._gpu.arithmetic import from_bits
 
 # A pair needs many registers, so a thread has few of them.
 ROWS = _gpu.block(8, interpreted=64)
@@ -43,7 +44,7 @@ def _pairs_kernel(
     MODE: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
-    margin = margin_bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
+    margin = from_bits(margin_bits, REAL)
     total = rows + columns
     i = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     j = (tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
@@ -67,7 +68,7 @@ def _aligned_kernel(
     frames, out, count, margin_bits, MODE: tl.constexpr, POLYGON: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
-    margin = margin_bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
+    margin = from_bits(margin_bits, REAL)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask, total = i < count, count + count
     a_x, a_y, a_reach_x, a_reach_y = load_reach(frames, i, mask, total)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from triops._rotated.reference import frames, overlap
+from triops._geometry.rotated.reference import frames, overlap
 
 
 def box_iou_rotated(

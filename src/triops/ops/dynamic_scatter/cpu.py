@@ -8,12 +8,14 @@ import math
 import numpy as np
 import torch
 
-from triops._box.reference import compute_dtype
-from triops._cpu import most, prefetch
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, in_huge_pages, jit, minus_ones, run, zeros
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.intrinsics import maximum, prefetch
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, in_huge_pages, minus_ones, zeros
+from triops._cpu.sort import radix_sort
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
 from triops.ops.dynamic_scatter.reference import check_indices
-from triops.ops.get_indice_pairs.submanifold.cpu import radix_sort
 
 NUMBERS = 100_000  # of the features, worth a thread
 MAX_KEY = 2**62
@@ -108,11 +110,11 @@ def _highest(coords):
     whole = np.uint64(len(flat)) // together * together
     for first in range(np.uint64(0), whole, together):
         for k in range(together):
-            highest[k] = most(highest[k], flat[first + k])
+            highest[k] = maximum(highest[k], flat[first + k])
     for k in range(np.uint64(len(flat)) - whole):
-        highest[k] = most(highest[k], flat[whole + k])
+        highest[k] = maximum(highest[k], flat[whole + k])
     for k in range(axes, together):
-        highest[k % axes] = most(highest[k % axes], highest[k])
+        highest[k % axes] = maximum(highest[k % axes], highest[k])
     return highest[:axes]
 
 

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
-from triops._box.gpu import divide
+from triops._gpu.arithmetic import divide
+from triops._gpu.scan import MAX_SUMMED_BLOCKS, before_block
 from triops.ops.dynamic_scatter.reference import check_indices
-from triops.ops.voxelize.gpu import MAX_SUMMED_BLOCKS, before_block
 
 BLOCK = 1024
 TILE = _gpu.block(128, interpreted=4096)  # numbers of the result a program reduces at a time

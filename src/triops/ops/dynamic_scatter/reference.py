@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from triops import _check
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
 
 
 def dynamic_scatter_forward(features: Tensor, coords: Tensor, reduce: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

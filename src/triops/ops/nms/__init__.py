@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops.ops.box_iou_rotated import check_margin, from_above
+from triops._geometry.rotated.arguments import birds_eye_rectangles, check_margin
 from triops.ops.nms import reference
 from triops.ops.nms.reference import METHODS
 
@@ -79,7 +79,7 @@ def nms3d(boxes: Tensor, scores: Tensor, iou_threshold: float, *, margin: float 
     >>> triops.nms3d(boxes, torch.tensor([0.5, 0.9, 0.7]), iou_threshold=0.3)
     tensor([1, 2])
     """
-    return nms_rotated(from_above("nms3d", "boxes", boxes), scores, iou_threshold, margin=margin)
+    return nms_rotated(birds_eye_rectangles("nms3d", "boxes", boxes), scores, iou_threshold, margin=margin)
 
 
 def nms3d_normal(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -90,7 +90,7 @@ def nms3d_normal(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     >>> triops.nms3d_normal(boxes, torch.tensor([0.5, 0.9, 0.7]), iou_threshold=0.3)
     tensor([1, 2])
     """
-    seen = from_above("nms3d_normal", "boxes", boxes)
+    seen = birds_eye_rectangles("nms3d_normal", "boxes", boxes)
     centre, half = seen[:, :2], seen[:, 2:4] * 0.5
     return nms(torch.cat([centre - half, centre + half], 1), scores, iou_threshold)
 

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import torch
 
-from triops._half import as_bits
-from triops._launch import as_numpy, jit
-from triops._rotated.cpu import IOU, find_near, overlaps, pack, polygon_overlaps
-from triops.ops.bbox_overlaps.cpu import AREA, X1, X2, Y1, Y2, _overlap, _split
-from triops.ops.box_iou_rotated.cpu import TILE, make_frames
+from triops._cpu.half import as_bits
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy
+from triops._geometry.rectangle.cpu import AREA, X1, X2, Y1, Y2, overlap, split
+from triops._geometry.rotated.cpu import IOU, TILE, find_near, make_frames, overlaps, pack, polygon_overlaps
 from triops.ops.nms.reference import EXP_TERMS, METHODS, by_score
 
 _EXP_TERMS = np.array(EXP_TERMS)
@@ -49,7 +49,7 @@ def _fields(boxes, offset):
     """x1, y1, x2, y2, width, height, area [7, N]: float64 for float64, else float32."""
     real = np.float64 if boxes.dtype == torch.float64 else np.float32
     fields = np.empty((7, boxes.shape[0]), real)
-    _split(as_bits(boxes), 0, boxes.shape[0], real(offset), fields)
+    split(as_bits(boxes), 0, boxes.shape[0], real(offset), fields)
     return fields
 
 
@@ -59,7 +59,7 @@ def _mark(fields, i, offset, threshold, dropped):
     first = i + 1
     a, b, c, d, e = fields[X1, first:], fields[Y1, first:], fields[X2, first:], fields[Y2, first:], fields[AREA, first:]
     for j in range(np.uint64(len(a))):
-        iou = _overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
+        iou = overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
         dropped[j] |= iou > threshold
 
 
@@ -120,7 +120,7 @@ def _overlaps_of(fields, place, count, offset, out):
     area = fields[AREA, place]
     a, b, c, d, e = fields[X1], fields[Y1], fields[X2], fields[Y2], fields[AREA]
     for j in range(np.uint64(count)):
-        out[j] = _overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
+        out[j] = overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
 
 
 @jit

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops._box.gpu import divide
-from triops._box.reference import compute_dtype
-from triops._rotated.gpu import load_reach, load_shape, make_frames, near, overlap
+from triops._dtypes import compute_dtype
+from triops._geometry.rotated.gpu import load_reach, load_shape, make_frames, near, overlap
+from triops._gpu.arithmetic import divide, from_bits
 from triops.ops.nms.reference import EXP_TERMS as _EXP_TERMS
 from triops.ops.nms.reference import METHODS, by_score
 
@@ -98,11 +98,6 @@ def _either(a, b):
 
 
 @triton.jit
-def _number(bits, REAL: tl.constexpr):
-    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
-
-
-@triton.jit
 def _store_bits(mask, i, j, drops, start, stop, count, word, words):
     """Bit j % 64 of word j // 64 of row i: box i, which comes before j, would drop it."""
     drops &= (j > i) & (j < count)
@@ -150,7 +145,7 @@ def _box_mask_kernel(
         x1, y1, x2, y2, area = _load_box(boxes, rows, i < stop, OFFSET, REAL)
         other_x1, other_y1, other_x2, other_y2, other_area = _load_box(boxes, columns, j < count, OFFSET, REAL)
         iou = _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, OFFSET)
-        _store_bits(mask, i, j, iou > _number(threshold_bits, REAL), start, stop, count, word, words)
+        _store_bits(mask, i, j, iou > from_bits(threshold_bits, REAL), start, stop, count, word, words)
 
 
 @_gpu.kernel(varying=("start", "stop", "count", "words"))
@@ -167,14 +162,14 @@ def _rotated_mask_kernel(
         a_x, a_y, a_reach_x, a_reach_y = load_reach(frames, i, i < stop, count)
         b_x, b_y, b_reach_x, b_reach_y = load_reach(frames, j, j < count, count)
         close = near(a_x, a_y, a_reach_x, a_reach_y, b_x, b_y, b_reach_x, b_reach_y)
-        threshold = _number(threshold_bits, REAL)
+        threshold = from_bits(threshold_bits, REAL)
         drops = tl.zeros((ROWS, 64), tl.int1)
         if tl.max(close.to(tl.int32)) > 0:
             a_half_x, a_half_y, a_cos, a_sin, a_area = load_shape(frames, i, i < stop, count)
             b_half_x, b_half_y, b_cos, b_sin, b_area = load_shape(frames, j, j < count, count)
             found = overlap(
                 a_x - b_x, a_y - b_y, a_half_x, a_half_y, a_cos, a_sin, a_area,
-                b_half_x, b_half_y, b_cos, b_sin, b_area, _number(margin_bits, REAL), 0, POLYGON,
+                b_half_x, b_half_y, b_cos, b_sin, b_area, from_bits(margin_bits, REAL), 0, POLYGON,
             )  # fmt: skip
             drops = close & (found > threshold)
         if GROUPED:
@@ -225,8 +220,8 @@ def _soften_kernel(
 ):  # fmt: skip
     """One program. A round lowers the scores for the box chosen last and finds the next; NaN marks what is out."""
     REAL: tl.constexpr = scores.dtype.element_ty
-    threshold, least = _number(threshold_bits, REAL), _number(least_bits, REAL)
-    negative_sigma = sigma_bits.to(tl.int64).to(tl.float64, bitcast=True)
+    threshold, least = from_bits(threshold_bits, REAL), from_bits(least_bits, REAL)
+    negative_sigma = from_bits(sigma_bits, tl.float64)
     lowest = tl.full((), float("-inf"), REAL)
     last = tl.full((), -1, tl.int64)
     found = tl.full((), 0, tl.int64)

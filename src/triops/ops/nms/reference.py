@@ -7,9 +7,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from triops._box.reference import compute_dtype
-from triops._rotated.reference import Frames, frames, overlap
-from triops.ops.bbox_overlaps.reference import bbox_overlaps
+from triops._dtypes import compute_dtype
+from triops._geometry.rectangle.reference import overlaps as rectangle_overlaps
+from triops._geometry.rotated.reference import Frames, frames, overlap
 
 METHODS = ("naive", "linear", "gaussian")
 
@@ -19,7 +19,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     wide = boxes.to(compute_dtype(boxes.dtype))
 
     def overlaps(best: Tensor, others: Tensor) -> Tensor:
-        return bbox_overlaps(wide[best], wide[others], "iou", False, offset)[0]
+        return rectangle_overlaps(wide[best], wide[others], "iou", False, offset)[0]
 
     return _kept(by_score(scores), iou_threshold, overlaps)
 
@@ -54,7 +54,7 @@ def soft_nms(
         chosen.append(best)
         lowered.append(current[best])
         waiting[best] = False
-        iou = bbox_overlaps(boxes[best : best + 1], boxes, "iou", False, offset)[0]
+        iou = rectangle_overlaps(boxes[best : best + 1], boxes, "iou", False, offset)[0]
         if method == "gaussian":
             weight = exp((iou.double() * iou.double()) / -sigma).to(real)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
 from triops._op import OPERATORS
 from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated.samples import not_finite_boxes, special_boxes

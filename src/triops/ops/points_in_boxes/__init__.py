@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._box.reference import Z_ORIGINS
+from triops._geometry.box.reference import Z_ORIGINS
 from triops.ops.points_in_boxes import reference
 
 

@@ -7,9 +7,11 @@ Points go through in tiles that stay in the first-level cache: split into x, y, 
 import numpy as np
 import torch
 
-from triops._box.cpu import bounds, frames, inside
-from triops._box.reference import compute_dtype
-from triops._launch import as_numpy, jit, run, zeros
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, zeros
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
+from triops._geometry.box.cpu import bounds, frames, inside
 
 COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells a side
 MANY_BOXES = 100  # from here on the fine one, which takes 7 us longer to build

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops._box.gpu import inside, load_frame, make_frame, store_frame
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
+from triops._geometry.box.gpu import inside, load_frame, make_frame, store_frame
+from triops._gpu.arithmetic import from_bits
 
 GRID = 64  # cells a side
 CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells a program of the build kernel
@@ -81,7 +82,7 @@ def _build_grid_kernel(
     programs = GRID * GRID // CELLS
     b = tl.program_id(0) // programs
     part = tl.program_id(0) % programs
-    margin = margin_bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
+    margin = from_bits(margin_bits, REAL)
     huge = tl.full((), float("inf"), REAL)
 
     # The extent of all boxes: a circle around each is bound enough, and needs no heading.

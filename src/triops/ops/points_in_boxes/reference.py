@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from triops._box.reference import compute_dtype, frames, inside
+from triops._dtypes import compute_dtype
+from triops._geometry.box.reference import frames, inside
 
 
 def points_in_boxes(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._box.reference import Z_ORIGINS
+from triops._geometry.box.reference import Z_ORIGINS
 from triops.ops.roiaware_pool3d import reference
 
 MODES = ("max", "avg")

@@ -9,11 +9,13 @@ copy of its own, and the copies are summed in a fixed order, so two runs give th
 import numpy as np
 import torch
 
-from triops._box.cpu import cell, frames, inside
-from triops._box.reference import compute_dtype
-from triops._cpu import prefetch
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, minus_ones, run, zeros
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.intrinsics import prefetch
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, minus_ones, zeros
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
+from triops._geometry.box.cpu import cell, frames, inside
 from triops.ops.roiaware_pool3d.reference import check_indices
 
 TILE = 512

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
-from triops._box.gpu import cell, divide, inside, make_frame
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
+from triops._geometry.box.gpu import cell, inside, make_frame
+from triops._gpu.arithmetic import divide
 from triops.ops.roiaware_pool3d.reference import check_indices
 
 WORKSPACE = 32 * 2**20  # int32: one an RoI and point, so many RoIs on many points go in rounds

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from triops import _check
-from triops._box.reference import cells, compute_dtype, frames, inside
+from triops._dtypes import compute_dtype
+from triops._geometry.box.reference import cells, frames, inside
 
 
 def roiaware_pool3d_forward(

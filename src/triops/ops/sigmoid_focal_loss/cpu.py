@@ -7,8 +7,10 @@ instructions. float64, which is for checks, is left to torch, whose functions ar
 import numpy as np
 import torch
 
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, run
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy
+from triops._cpu.threads import run
 from triops.ops.sigmoid_focal_loss import reference
 
 BLOCK = 1024  # values whose intermediate results stay in the first cache

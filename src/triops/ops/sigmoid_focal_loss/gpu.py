@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu.arithmetic import from_bits
 
 BLOCK = _gpu.block(1024, interpreted=8192)
 
@@ -39,8 +40,8 @@ def _focal_loss_kernel(
     WEIGHTED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     real: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
-    gamma = gamma.to(tl.int64).to(tl.float64, bitcast=True).to(real)
-    alpha = alpha.to(tl.int64).to(tl.float64, bitcast=True)
+    gamma = from_bits(gamma, real)
+    alpha = from_bits(alpha, tl.float64)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     flat = begin + tl.arange(0, BLOCK)
     inside = flat < count

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops.ops.rulebook.rulebook import Rulebook, check_rulebook
 from triops.ops.sparse_conv import reference
-from triops.ops.sparse_conv.rulebook import Rulebook, check_rulebook
 
 
 def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tensor | None = None) -> Tensor:

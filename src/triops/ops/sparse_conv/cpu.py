@@ -9,12 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from triops._cpu import prefetch
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, in_huge_pages, jit, run, zeros
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.intrinsics import prefetch
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
+from triops.ops.rulebook.tables import refuse_rows_outside
 from triops.ops.sparse_conv.plans import cached
-from triops.ops.sparse_conv.products.cpu import LANES, TOGETHER, add_outer_products, add_products
-from triops.ops.sparse_conv.reference import compute_dtype, refuse_rows_outside
+from triops.ops.sparse_conv.row_products import LANES, TOGETHER, add_outer_products, add_products
 
 BLOCK = 512  # output rows whose sums stay in cache
 PRODUCTS = 2_000_000  # of two numbers, worth a thread

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops.ops.sparse_conv.tiling.gpu import TILE, pairs_of, tiles_of
+from triops.ops.rulebook.tiles_gpu import TILE, pairs_of, tiles_of
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from triops import _check
+from triops._dtypes import compute_dtype
+from triops.ops.rulebook.tables import valid_rows
 
 
 def sparse_conv(
@@ -37,27 +38,6 @@ def sparse_conv_backward_weight(
         outputs = (rows >= 0).nonzero()[:, 0]
         taps += grad_output[outputs].to(wide).t() @ features[rows[outputs]].to(wide)
     return grad.to(features.dtype)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def valid_rows(operator: str, name: str, table: Tensor, count: int) -> Tensor:
-    """The table with -1 for every row outside [0, count); on a CPU, and with TRIOPS_CHECK=1, an IndexError."""
-    if table.device.type == "cpu" or _check.strict():
-        refuse_rows_outside(operator, name, table, count)
-    return torch.where((table >= 0) & (table < count), table, -1)
-
-
-def refuse_rows_outside(operator: str, name: str, table: Tensor, count: int) -> None:
-    outside = ((table < -1) | (table >= count)).nonzero()
-    if len(outside):
-        at = outside[0].tolist()
-        raise IndexError(
-            f"{operator}: {name}{at} = {int(table[tuple(at)])} is neither -1 nor a row of {count} "
-            f"({len(outside)} entries are so)"
-        )
 
 
 def _taps(weight: Tensor, flip: bool) -> list[Tensor]:

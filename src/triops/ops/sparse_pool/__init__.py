@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops.ops.sparse_conv.rulebook import Rulebook, check_rulebook
+from triops.ops.rulebook.rulebook import Rulebook, check_rulebook
 from triops.ops.sparse_pool import reference
 
 

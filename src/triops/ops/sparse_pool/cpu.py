@@ -3,9 +3,11 @@
 import numpy as np
 import torch
 
-from triops._half import as_bits, narrow, widen
-from triops._launch import as_numpy, jit, run
-from triops.ops.sparse_conv.reference import refuse_rows_outside
+from triops._cpu.half import as_bits, narrow, widen
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy
+from triops._cpu.threads import run
+from triops.ops.rulebook.tables import refuse_rows_outside
 
 TILE = 64  # output rows whose results stay in cache while all offsets pass
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
-from triops.ops.sparse_conv.reference import refuse_rows_outside
+from triops.ops.rulebook.tables import refuse_rows_outside
 
 
 def sparse_max_pool(features, gather, scatter):

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from triops.ops.sparse_conv.reference import compute_dtype, valid_rows
+from triops._dtypes import compute_dtype
+from triops.ops.rulebook.tables import valid_rows
 
 
 def sparse_max_pool(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:

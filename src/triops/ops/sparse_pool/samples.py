@@ -12,7 +12,7 @@ from torch import Tensor
 from triops import scenes
 from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Standard, Work, bytes_of
-from triops.ops.sparse_conv.rulebook import Rulebook
+from triops.ops.rulebook.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold
 from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool
 

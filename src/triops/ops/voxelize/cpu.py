@@ -7,9 +7,11 @@ first, and is short: a point is one look-up in a table of a few bytes a point, w
 import numpy as np
 import torch
 
-from triops._box.reference import compute_dtype
-from triops._half import as_bits
-from triops._launch import as_numpy, jit, run, zeros
+from triops._cpu.half import as_bits
+from triops._cpu.jit import jit
+from triops._cpu.memory import as_numpy, zeros
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
 from triops.ops.voxelize.geometry import grid_size
 
 POINTS = 20_000  # worth a thread

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops._box.gpu import divide
-from triops.ops.get_indice_pairs.submanifold.gpu import SiteHash
+from triops._gpu.arithmetic import divide, from_bits
+from triops._gpu.scan import MAX_SUMMED_BLOCKS, before_block
+from triops._gpu.site_hash import SiteHash
 from triops.ops.voxelize.geometry import grid_size
 
 BLOCK = 1024
-MAX_SUMMED_BLOCKS = 1024  # counters that a program adds up itself; beyond, they are summed beforehand
 MAX_DENSE = 1 << 22  # cells; 16 MiB of first points. Larger grids are hashed
 LIST_BLOCK, LIST_WARPS = _gpu.block(64, interpreted=1024), 2  # small: a block waits for its longest walk
 GATHER_BLOCK = _gpu.block(1024, interpreted=1 << 16)
@@ -112,8 +112,7 @@ def _first_points(points, slots, parameters):
 @triton.jit
 def _real(bits, points):
     """A float64 by its bits, in the dtype that cells are computed in."""
-    value = bits.to(tl.int64).to(tl.float64, bitcast=True)
-    return value.to(tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32)
+    return from_bits(bits, tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32)
 
 
 @triton.jit
@@ -201,21 +200,6 @@ def _count_kernel(home, first, offset, begun, total, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begins = _begins(home, first, offset, i, i < total)
     tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
-
-
-@triton.jit
-def before_block(counts, blocks, SUMMED: tl.constexpr, BLOCKS: tl.constexpr):
-    """Of counts by block, or of their running sum. -> what the blocks before this program's have, and all of them"""
-    p = tl.program_id(0)
-    if SUMMED:
-        before = tl.load(counts + p - 1, mask=p > 0, other=0)
-        everything = tl.load(counts + blocks - 1)
-    else:
-        e = tl.arange(0, BLOCKS)
-        each = tl.load(counts + e, mask=e < blocks, other=0)
-        before = tl.sum(tl.where(e < p, each, 0), 0)
-        everything = tl.sum(each, 0)
-    return before, everything
 
 
 @_gpu.kernel

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from triops._box.reference import compute_dtype
+from triops._dtypes import compute_dtype
 from triops.ops.voxelize.geometry import grid_size
 
 

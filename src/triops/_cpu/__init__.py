@@ -1,0 +1,1 @@
+"""What CPU kernels share: compilation and cache, threads, memory, half types, sort, intrinsics."""

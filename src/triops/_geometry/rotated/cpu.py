@@ -1,0 +1,221 @@
+"""The area that two rotated rectangles share, for Numba. The arithmetic is that of `reference.py`, step by step.
+
+A row is one rectangle against many. `find_near` finds those whose upright surroundings it meets, a byte each;
+`pack` gathers them, and `overlaps` computes their overlaps in one loop that LLVM makes full-width vector code.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from triops._cpu.half import as_bits, widen
+from triops._cpu.intrinsics import maximum, minimum
+from triops._cpu.jit import jit
+from triops._geometry.box.cpu import cos_sin
+
+# Rows of an array of frames [9, N].
+X, Y, HALF_X, HALF_Y, COS, SIN, REACH_X, REACH_Y, AREA = range(9)
+IOU, IOF, PLAIN_AREA = range(3)  # modes, in the order of `reference.MODES`
+TILE = 1024  # columns at a time: their frames stay in the second-level cache
+
+
+def make_frames(boxes, clockwise, margin):
+    """Frames [9, N] of boxes [N, 5]: float64 for float64, else float32."""
+    real = np.float64 if boxes.dtype == torch.float64 else np.float32
+    made = np.empty((9, boxes.shape[0]), real)
+    frames(as_bits(boxes), clockwise, margin, made)
+    return made
+
+
+@jit
+def frames(boxes, clockwise, margin, out):
+    """boxes [N, 5], half types as bits, -> out [9, N]."""
+    real = out.dtype.type
+    half, grow = real(0.5), real(margin)
+    for i in range(boxes.shape[0]):
+        x, y, width, height = widen(boxes[i, 0]), widen(boxes[i, 1]), widen(boxes[i, 2]), widen(boxes[i, 3])
+        angle = widen(boxes[i, 4])
+        wide_cos, wide_sin = cos_sin(float(angle if clockwise else -angle))
+        cos, sin = real(wide_cos), real(wide_sin)
+        half_x, half_y = width * half, height * half
+        finite = math.isfinite(x) & math.isfinite(y) & math.isfinite(width) & math.isfinite(height)
+        counts = finite & math.isfinite(angle) & (width > 0) & (height > 0)
+        reach_x = (half_x + grow) * abs(cos) + (half_y + grow) * abs(sin)
+        out[X, i], out[Y, i], out[HALF_X, i], out[HALF_Y, i] = x, y, half_x, half_y
+        out[COS, i], out[SIN, i] = cos, sin
+        out[REACH_X, i] = reach_x if counts else real(-np.inf)
+        out[REACH_Y, i] = (half_x + grow) * abs(sin) + (half_y + grow) * abs(cos)
+        out[AREA, i] = width * height
+
+
+@jit
+def find_near(row, i, columns, begin, end, flags):
+    """flags[j - begin] = 1 where the upright rectangles around row i and column j overlap."""
+    x, y, reach_x, reach_y = row[X, i], row[Y, i], row[REACH_X, i], row[REACH_Y, i]
+    xs, ys = columns[X, begin:end], columns[Y, begin:end]
+    reaches_x, reaches_y = columns[REACH_X, begin:end], columns[REACH_Y, begin:end]
+    for j in range(np.uint64(end - begin)):
+        flags[j] = (abs(x - xs[j]) < reach_x + reaches_x[j]) & (abs(y - ys[j]) < reach_y + reaches_y[j])
+
+
+@jit
+def pack(flags, words, count, columns, begin, found, packed):
+    """Indices of the flagged columns into `found` and their frames into `packed`; returns how many.
+
+    words: the same flags, eight at a time, to pass quickly over columns that are far away.
+    """
+    n = np.uint64(0)
+    for word in range(np.uint64((count + 7) // 8)):
+        if words[word] != 0:
+            for j in range(np.uint64(8) * word, min(np.uint64(8) * word + np.uint64(8), np.uint64(count))):
+                found[n] = j
+                n += flags[j]
+    for field in range(9):
+        source, target = columns[field, begin:], packed[field]
+        for k in range(n):
+            target[k] = source[found[k]]
+    return n
+
+
+@jit
+def _clamp(value, low, high):
+    return maximum(minimum(value, high), low)
+
+
+@jit
+def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
+    """Twice the integral of y, clamped, over an edge, within the range of x."""
+    low, high = minimum(y0, y1), maximum(y0, y1)
+    begin = _clamp(y0 + (clipped0 - x0) * slope, low, high)
+    end = _clamp(y1 + (clipped1 - x1) * slope, low, high)
+    inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
+    length = abs(end - begin)
+    shift = (abs(end - inner_end) - abs(begin - inner_begin)) / length
+    shift = shift if length > 0 else type(slope)(0)
+    mean = (inner_begin + inner_end) + (inner_end - inner_begin) * shift
+    return (clipped1 - clipped0) * mean
+
+
+@jit
+def overlaps(row, i, packed, count, mode, out):
+    """out[k] = the overlap of row i with packed rectangle k, which are near; margin 0."""
+    real = row.dtype.type
+    zero, one, negative_half = real(0), real(1), real(-0.5)
+    ax, ay, a_half_x, a_half_y = row[X, i], row[Y, i], row[HALF_X, i], row[HALF_Y, i]
+    a_cos, a_sin, a_area = row[COS, i], row[SIN, i], row[AREA, i]
+    bx, by, b_halves_x, b_halves_y = packed[X], packed[Y], packed[HALF_X], packed[HALF_Y]
+    b_coss, b_sins, b_areas = packed[COS], packed[SIN], packed[AREA]
+    union, over_first = mode == IOU, mode == IOF
+    for k in range(np.uint64(count)):
+        b_half_x, b_half_y, b_cos, b_sin = b_halves_x[k], b_halves_y[k], b_coss[k], b_sins[k]
+        shift_x, shift_y = ax - bx[k], ay - by[k]
+        cos = a_cos * b_cos + a_sin * b_sin
+        sin = a_sin * b_cos - a_cos * b_sin
+        along_x, along_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
+        meet = (abs(along_x) < a_half_x + (b_half_x * abs(cos) + b_half_y * abs(sin))) & (
+            abs(along_y) < a_half_y + (b_half_x * abs(sin) + b_half_y * abs(cos))
+        )
+        centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
+        low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
+        low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
+        origin = _clamp(zero, low_y, high_y)
+        low_y, high_y = low_y - origin, high_y - origin
+        ux, uy = a_half_x * cos, a_half_x * sin
+        vx, vy = a_half_y * sin, a_half_y * cos
+        x0, x1, x2, x3 = -ux + vx, ux + vx, ux - vx, -ux - vx
+        y0, y1, y2, y3 = (-uy - vy) - origin, (uy - vy) - origin, (uy + vy) - origin, (-uy + vy) - origin
+        c0, c1 = _clamp(x0, low_x, high_x), _clamp(x1, low_x, high_x)
+        c2, c3 = _clamp(x2, low_x, high_x), _clamp(x3, low_x, high_x)
+        slope, steep = sin / cos, -(cos / sin)
+        first = _strip(x0, y0, c0, x1, y1, c1, slope, low_y, high_y)
+        first = first + _strip(x1, y1, c1, x2, y2, c2, steep, low_y, high_y)
+        second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
+        second = second + _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
+        shared = (first + second) * negative_half
+        shared = minimum(minimum(shared, a_area), b_areas[k])
+        shared = shared if meet & (shared > zero) else zero
+        base = a_area + b_areas[k] - shared if union else (a_area if over_first else one)
+        ratio = shared / base
+        out[k] = ratio if ratio > zero else zero
+
+
+@jit
+def _turn(x, y):
+    part = x / (abs(x) + abs(y))
+    one = type(x)(1)
+    part = part if part >= -one else one
+    return part - one if y < 0 else one - part
+
+
+@jit
+def polygon_overlaps(row, i, packed, count, mode, margin, out):
+    """As `overlaps`, with a margin above 0: few and rare enough to be done one by one."""
+    real = row.dtype.type
+    zero, half, grow, smallest = real(0), real(0.5), real(margin), real(1e-8)
+    xs, ys, keys = np.empty(16, row.dtype), np.empty(16, row.dtype), np.empty(16, row.dtype)
+    corner_x, corner_y = np.empty(5, row.dtype), np.empty(5, row.dtype)
+    a_half_x, a_half_y, a_cos, a_sin = row[HALF_X, i], row[HALF_Y, i], row[COS, i], row[SIN, i]
+    for k in range(count):
+        b_half_x, b_half_y, b_cos, b_sin = packed[HALF_X, k], packed[HALF_Y, k], packed[COS, k], packed[SIN, k]
+        shift_x, shift_y = row[X, i] - packed[X, k], row[Y, i] - packed[Y, k]
+        cos = a_cos * b_cos + a_sin * b_sin
+        sin = a_sin * b_cos - a_cos * b_sin
+        centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
+        low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
+        low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
+        ux, uy = a_half_x * cos, a_half_x * sin
+        vx, vy = a_half_y * sin, a_half_y * cos
+        corner_x[0], corner_x[1], corner_x[2], corner_x[3], corner_x[4] = -ux + vx, ux + vx, ux - vx, -ux - vx, -ux + vx
+        corner_y[0], corner_y[1], corner_y[2], corner_y[3], corner_y[4] = -uy - vy, uy - vy, uy + vy, -uy + vy, -uy - vy
+        n = 0
+        for edge in range(4):
+            x, y = corner_x[edge], corner_y[edge]
+            step_x, step_y = corner_x[edge + 1] - x, corner_y[edge + 1] - y
+            t0, t1 = (low_x - x) / step_x, (high_x - x) / step_x
+            from_x, to_x = (t0, t1) if t0 < t1 else (t1, t0)
+            t0, t1 = (low_y - y) / step_y, (high_y - y) / step_y
+            from_y, to_y = (t0, t1) if t0 < t1 else (t1, t0)
+            enter, leave = maximum(from_x, from_y), minimum(to_x, to_y)
+            if enter < leave:
+                for t in (enter, leave):
+                    if (t > 0) & (t < 1):
+                        xs[n], ys[n] = x + t * step_x, y + t * step_y
+                        n += 1
+        for corner in range(4):
+            x, y = corner_x[corner], corner_y[corner]
+            if (abs(x + centre_x) < b_half_x + grow) & (abs(y + centre_y) < b_half_y + grow):
+                xs[n], ys[n] = x, y
+                n += 1
+        for corner in range(4):
+            x = high_x if (corner == 1) | (corner == 2) else low_x
+            y = high_y if corner >= 2 else low_y
+            if (abs(x * cos + y * sin) < a_half_x + grow) & (abs(y * cos - x * sin) < a_half_y + grow):
+                xs[n], ys[n] = x, y
+                n += 1
+        middle_x, middle_y = zero, zero
+        for p in range(n):
+            middle_x += xs[p]
+            middle_y += ys[p]
+        middle_x, middle_y = middle_x / real(n), middle_y / real(n)
+        for p in range(n):  # insert in order of the angle, equals in order of arrival
+            x, y = xs[p], ys[p]
+            key = _turn(x - middle_x, y - middle_y)
+            q = p
+            while q > 0 and keys[q - 1] > key:
+                xs[q], ys[q], keys[q] = xs[q - 1], ys[q - 1], keys[q - 1]
+                q -= 1
+            xs[q], ys[q], keys[q] = x, y, key
+        doubled, before_x, before_y = zero, zero, zero
+        for p in range(1, n):
+            x, y = xs[p] - xs[0], ys[p] - ys[0]
+            doubled += before_x * y - before_y * x
+            before_x, before_y = x, y
+        shared = abs(doubled) * half
+        shared = shared if shared > zero else zero
+        if mode == PLAIN_AREA:
+            out[k] = shared
+        else:
+            base = row[AREA, i] + packed[AREA, k] - shared if mode == IOU else row[AREA, i]
+            ratio = shared / maximum(base, smallest)
+            out[k] = ratio if ratio > zero else zero

@@ -1,0 +1,189 @@
+"""The area that two rotated rectangles share, in plain torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from triops._dtypes import compute_dtype
+from triops._geometry.box.reference import cos_sin
+
+MODES = ("iou", "iof", "area")
+SMALLEST_UNION = 1e-8  # of mmcv, where a margin can make the shared area larger than both rectangles
+
+
+class Frames(NamedTuple):
+    """Rectangles, one tensor a field."""
+
+    x: Tensor
+    y: Tensor
+    half_x: Tensor
+    half_y: Tensor
+    cos: Tensor
+    sin: Tensor
+    reach_x: Tensor
+    reach_y: Tensor
+    area: Tensor
+
+    def rows(self) -> Frames:
+        return Frames(*(field[:, None] for field in self))
+
+
+def frames(boxes: Tensor, clockwise: bool, margin: float) -> Frames:
+    """boxes [..., 5] -> their frames. One with a non-finite field or without a positive size reaches nowhere."""
+    boxes = boxes.to(compute_dtype(boxes.dtype))
+    x, y, width, height, angle = boxes.unbind(-1)
+    cos, sin = (v.to(boxes.dtype) for v in cos_sin((angle if clockwise else -angle).double()))
+    half_x, half_y = width * 0.5, height * 0.5
+    grow = torch.full_like(x, margin)
+    reach_x = (half_x + grow) * cos.abs() + (half_y + grow) * sin.abs()
+    reach_y = (half_x + grow) * sin.abs() + (half_y + grow) * cos.abs()
+    counts = boxes.isfinite().all(-1) & (width > 0) & (height > 0)
+    reach_x = torch.where(counts, reach_x, -torch.inf)
+    return Frames(x, y, half_x, half_y, cos, sin, reach_x, reach_y, width * height)
+
+
+def overlap(a: Frames, b: Frames, mode: str, margin: float) -> Tensor:
+    """Shared area of rectangles `a` and `b`, which broadcast; for "iou" and "iof" over the union or the area of `a`."""
+    shared = shared_area(a, b) if margin == 0 else shared_polygon(a, b, margin)
+    if mode == "area":
+        return shared
+    base = a.area + b.area - shared if mode == "iou" else a.area
+    if margin > 0:
+        base = _most(base, torch.full_like(base, SMALLEST_UNION))
+    ratio = shared / base
+    return torch.where(ratio > 0, ratio, 0.0)  # also for NaN, of areas beyond the largest or below the smallest float
+
+
+def near(a: Frames, b: Frames) -> Tensor:
+    """Whether the upright rectangles around both overlap; if not, they share nothing."""
+    return ((a.x - b.x).abs() < a.reach_x + b.reach_x) & ((a.y - b.y).abs() < a.reach_y + b.reach_y)
+
+
+def shared_area(a: Frames, b: Frames) -> Tensor:
+    shift_x, shift_y = a.x - b.x, a.y - b.y
+    cos = a.cos * b.cos + a.sin * b.sin
+    sin = a.sin * b.cos - a.cos * b.sin
+
+    # In the axes of a: apart, whatever rounding would say. (Apart in the axes of b gives 0 by itself.)
+    along_x, along_y = shift_x * a.cos + shift_y * a.sin, shift_y * a.cos - shift_x * a.sin
+    meet = near(a, b)
+    meet = meet & (along_x.abs() < a.half_x + (b.half_x * cos.abs() + b.half_y * sin.abs()))
+    meet = meet & (along_y.abs() < a.half_y + (b.half_x * sin.abs() + b.half_y * cos.abs()))
+
+    # In the axes of b, with the centre of a as origin: b is a range of x and of y. The origin of y then moves into
+    # that range, which changes no area and keeps the numbers, and so their rounding, as small as the part shared.
+    centre_x, centre_y = shift_x * b.cos + shift_y * b.sin, shift_y * b.cos - shift_x * b.sin
+    low_x, high_x = -b.half_x - centre_x, b.half_x - centre_x
+    low_y, high_y = -b.half_y - centre_y, b.half_y - centre_y
+    origin = _clamp(torch.zeros_like(low_y), low_y, high_y)
+    low_y, high_y = low_y - origin, high_y - origin
+
+    xs, ys = _corners(a, cos, sin)
+    ys = [y - origin for y in ys]
+    clipped = [_clamp(x, low_x, high_x) for x in xs]
+    slopes = sin / cos, -(cos / sin)  # infinite or NaN where an edge stands upright, which then has no width
+
+    def strip(i: int, j: int, slope: Tensor) -> Tensor:
+        """Twice the integral of y, clamped, over the edge from corner i to corner j, within the range of x."""
+        low, high = _least(ys[i], ys[j]), _most(ys[i], ys[j])
+        begin = _clamp(ys[i] + (clipped[i] - xs[i]) * slope, low, high)
+        end = _clamp(ys[j] + (clipped[j] - xs[j]) * slope, low, high)
+        inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
+        # The mean of the clamped y is halfway between its ends, shifted towards the end that is cut off more.
+        length = (end - begin).abs()
+        shift = ((end - inner_end).abs() - (begin - inner_begin).abs()) / length
+        shift = torch.where(length > 0, shift, 0.0)
+        mean = (inner_begin + inner_end) + (inner_end - inner_begin) * shift
+        return (clipped[j] - clipped[i]) * mean
+
+    first = strip(0, 1, slopes[0]) + strip(1, 2, slopes[1])
+    second = strip(2, 3, slopes[0]) + strip(3, 0, slopes[1])
+    shared = (first + second) * -0.5
+    shared = _least(_least(shared, a.area), b.area)
+    return torch.where(meet & (shared > 0), shared, 0.0)
+
+
+def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
+    shift_x, shift_y = a.x - b.x, a.y - b.y
+    cos = a.cos * b.cos + a.sin * b.sin
+    sin = a.sin * b.cos - a.cos * b.sin
+    centre_x, centre_y = shift_x * b.cos + shift_y * b.sin, shift_y * b.cos - shift_x * b.sin
+    low_x, high_x = -b.half_x - centre_x, b.half_x - centre_x
+    low_y, high_y = -b.half_y - centre_y, b.half_y - centre_y
+    grow = torch.full_like(cos, margin)
+    points: list[tuple[Tensor, Tensor, Tensor]] = []  # x, y, and whether it belongs to the polygon
+
+    xs, ys = _corners(a, cos, sin)
+    for i in range(4):  # where an edge of a enters b and where it leaves
+        x, y = xs[i], ys[i]
+        step_x, step_y = xs[(i + 1) % 4] - x, ys[(i + 1) % 4] - y
+        from_x, to_x = _ordered((low_x - x) / step_x, (high_x - x) / step_x)
+        from_y, to_y = _ordered((low_y - y) / step_y, (high_y - y) / step_y)
+        enter, leave = _most(from_x, from_y), _least(to_x, to_y)
+        for t in (enter, leave):
+            points.append((x + t * step_x, y + t * step_y, (enter < leave) & (t > 0) & (t < 1)))
+    for x, y in zip(xs, ys, strict=True):
+        inside = ((x + centre_x).abs() < b.half_x + grow) & ((y + centre_y).abs() < b.half_y + grow)
+        points.append((x, y, inside))
+    for x, y in ((low_x, low_y), (high_x, low_y), (high_x, high_y), (low_x, high_y)):
+        inside = ((x * cos + y * sin).abs() < a.half_x + grow) & ((y * cos - x * sin).abs() < a.half_y + grow)
+        points.append((x, y, inside))
+
+    count, sum_x, sum_y = (torch.zeros_like(cos) for _ in range(3))
+    for x, y, counts in points:
+        count = count + counts.to(cos.dtype)
+        sum_x = sum_x + torch.where(counts, x, 0.0)
+        sum_y = sum_y + torch.where(counts, y, 0.0)
+    middle_x, middle_y = sum_x / count, sum_y / count
+    keys = [
+        torch.where(counts, _turn(x - middle_x, y - middle_y), 4.0)  # what does not belong comes last
+        for x, y, counts in points
+    ]
+    order = torch.stack(keys, -1).sort(dim=-1, stable=True).indices
+    xs_sorted = torch.stack([x.expand_as(cos) for x, _, _ in points], -1).gather(-1, order)
+    ys_sorted = torch.stack([y.expand_as(cos) for _, y, _ in points], -1).gather(-1, order)
+
+    doubled = torch.zeros_like(cos)
+    previous_x, previous_y = torch.zeros_like(cos), torch.zeros_like(cos)
+    for k in range(1, len(points)):  # triangles between the first point and two neighbours
+        counts = count > k
+        x = torch.where(counts, xs_sorted[..., k] - xs_sorted[..., 0], 0.0)
+        y = torch.where(counts, ys_sorted[..., k] - ys_sorted[..., 0], 0.0)
+        doubled = doubled + (previous_x * y - previous_y * x)
+        previous_x, previous_y = x, y
+    shared = doubled.abs() * 0.5
+    return torch.where(near(a, b) & (shared > 0), shared, 0.0)
+
+
+def _corners(a: Frames, cos: Tensor, sin: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """x and y of the corners of `a`, counter-clockwise, from its own centre."""
+    ux, uy = a.half_x * cos, a.half_x * sin
+    vx, vy = a.half_y * sin, a.half_y * cos
+    return [-ux + vx, ux + vx, ux - vx, -ux - vx], [-uy - vy, uy - vy, uy + vy, -uy + vy]
+
+
+def _turn(x: Tensor, y: Tensor) -> Tensor:
+    """Grows with the angle of (x, y) from -2 to 2, as atan2 does, in operations that every device rounds alike."""
+    part = x / (x.abs() + y.abs())
+    part = torch.where(part >= -1, part, 1.0)  # also for NaN, at the centre itself
+    return torch.where(y < 0, part - 1.0, 1.0 - part)
+
+
+# These order NaN the same way on every device, which minimum, maximum and clamp do not.
+def _least(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(a < b, a, b)
+
+
+def _most(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(a > b, a, b)
+
+
+def _clamp(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return _most(_least(value, high), low)
+
+
+def _ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(a < b, a, b), torch.where(a < b, b, a)

@@ -1,0 +1,29 @@
+"""Arithmetic of Triton kernels that several operators share."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def divide(a, b):
+    """The IEEE quotient: a plain `/` on float32 is approximate on a GPU."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def from_bits(bits, REAL: tl.constexpr):
+    """A float64 argument, passed as an integer by `bits_of`, in dtype REAL."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)
+
+
+@triton.jit
+def popcount(x):
+    """Bits set in a 32-bit integer."""
+    x = x.to(tl.uint32)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)

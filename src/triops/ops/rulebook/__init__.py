@@ -1,0 +1,155 @@
+"""The rulebook of a sparse convolution: its geometry, its tables, its preparation for kernels, and `Rulebook`.
+
+get_indice_pairs, sparse_conv, sparse_pool, the layers of `triops.nn` and the compat layers all stand on this package.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from triops import _op
+from triops.ops.rulebook import geometry, reference
+from triops.ops.rulebook.geometry import Ints, as_lists, checker, dimensions
+
+
+def compact_indice_pairs(
+    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
+    dilation: Ints = 1, out_padding: Ints = 0, subm: bool = False, transpose: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The pairs of `get_indice_pairs` without the filling: what a convolution on CPU gathers and scatters by.
+
+    Returns:
+        out_indices [A, 1 + D], pairs int32 [2, P], offsets int64 [K + 1]. Offset k has
+        `pairs[:, offsets[k]:offsets[k + 1]]`, in the order of `get_indice_pairs`. On a GPU this waits for the counts.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import compact_indice_pairs
+    >>> sites = torch.tensor([[0, 2], [0, 3]], dtype=torch.int32)
+    >>> _, pairs, offsets = compact_indice_pairs(sites, 1, 8, 3, subm=True)
+    >>> pairs.tolist(), offsets.tolist()
+    ([[0, 0, 1, 1], [1, 0, 1, 0]], [0, 1, 3, 4])
+    """
+    lists = as_lists(
+        "compact_indice_pairs", dimensions(indices), spatial_shape, kernel_size, stride, padding, dilation, out_padding
+    )
+    return _compact_indice_pairs(indices, batch_size, *lists, subm, transpose)  # type: ignore[no-any-return]
+
+
+def submanifold_neighbors(
+    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1
+) -> Tensor:
+    """The neighbour table of a submanifold convolution: int32 [K, L].
+
+    `table[k, o]` is the input row that output row `o` meets under offset `k`, or -1: what a forward pass gathers
+    (the row of the site at `o + (k - kernel_size // 2) * dilation`). `table.flip(0)` is
+    the same for the backward pass: its `[k, i]` is the output row that input row `i` meets.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import submanifold_neighbors
+    >>> submanifold_neighbors(torch.tensor([[0, 2], [0, 3]], dtype=torch.int32), 1, 8, 3)
+    tensor([[-1,  0],
+            [ 0,  1],
+            [ 1, -1]], dtype=torch.int32)
+    """
+    name = "submanifold_neighbors"
+    axes = dimensions(indices)
+    lists = [
+        geometry.as_list(name, key, value, axes)
+        for key, value in (("spatial_shape", spatial_shape), ("kernel_size", kernel_size), ("dilation", dilation))
+    ]
+    return _submanifold_neighbors(indices, batch_size, *lists)  # type: ignore[no-any-return]
+
+
+def sparse_neighbors(
+    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
+    dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The two neighbour tables of a sparse or transposed convolution.
+
+    Returns:
+        out_indices [A, 1 + D] as in `get_indice_pairs`;
+        inputs int32 [K, A]: the input row that output row `o` meets under offset `k`, or -1: a forward pass gathers it;
+        outputs int32 [K, L]: the output row that input row `i` meets, or -1: the backward pass, and the forward
+            pass of the inverse convolution.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import sparse_neighbors
+    >>> out, inputs, outputs = sparse_neighbors(torch.tensor([[0, 2], [0, 3]], dtype=torch.int32), 1, 8, 3, stride=2)
+    >>> out.tolist(), inputs.tolist(), outputs.tolist()
+    ([[0, 0], [0, 1]], [[-1, 0], [-1, 1], [0, -1]], [[1, -1], [-1, 1], [0, -1]])
+    """
+    name = "sparse_neighbors"
+    axes = dimensions(indices)
+    lists = as_lists(name, axes, spatial_shape, kernel_size, stride, padding, dilation, out_padding)
+    return _sparse_neighbors(indices, batch_size, *lists, transpose)  # type: ignore[no-any-return]
+
+
+def _check_submanifold(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
+) -> None:
+    one, zero = [1] * len(spatial_shape), [0] * len(spatial_shape)
+    geometry.check_convolution(
+        "submanifold_neighbors", indices, batch_size, spatial_shape, kernel_size, one, zero, dilation, zero, True, False
+    )
+
+
+def _check_sparse(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool,
+) -> None:  # fmt: skip
+    geometry.check_convolution(
+        "sparse_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
+        False, transpose,
+    )  # fmt: skip
+
+
+def new_size() -> int:
+    return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
+
+
+def _fake_compact(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], subm: bool, transpose: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    outputs = indices.shape[0] if subm else new_size()
+    return (
+        indices.new_empty((outputs, indices.shape[1])),
+        indices.new_empty((2, new_size()), dtype=torch.int32),
+        indices.new_empty((math.prod(kernel_size) + 1,), dtype=torch.int64),
+    )
+
+
+def _fake_submanifold(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
+) -> Tensor:
+    return indices.new_empty((math.prod(kernel_size), indices.shape[0]), dtype=torch.int32)
+
+
+def _fake_sparse(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    volume, outputs = math.prod(kernel_size), new_size()
+    return (
+        indices.new_empty((outputs, indices.shape[1])),
+        indices.new_empty((volume, outputs), dtype=torch.int32),
+        indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
+    )
+
+
+_compact_indice_pairs = _op.define(
+    reference.compact_indice_pairs, check=checker("compact_indice_pairs"), fake=_fake_compact
+)
+_submanifold_neighbors = _op.define(reference.submanifold_neighbors, check=_check_submanifold, fake=_fake_submanifold)
+_sparse_neighbors = _op.define(reference.sparse_neighbors, check=_check_sparse, fake=_fake_sparse)
+for _operator in (_compact_indice_pairs, _sparse_neighbors):
+    _operator.dynamic_output = True
+
+from triops.ops.rulebook.rulebook import Rulebook, check_rulebook  # noqa: E402 - stands on the operators above
+
+__all__ = [
+    "Rulebook", "check_rulebook", "compact_indice_pairs", "sparse_neighbors", "submanifold_neighbors",
+]  # fmt: skip

@@ -1,0 +1,239 @@
+"""How the GPU kernels cut a table into tiles of output rows, and which offsets each tile has to visit.
+
+Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under
+an offset) wastes few rows. They are sorted by the Gray code rank of a row's mask of offsets, the rarest offset on top:
+neighbours in that order differ in one offset. 16 bits of that order are enough, for half the passes of a radix sort.
+Nothing here waits for the GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _check, _gpu
+from triops.ops.rulebook.tables import refuse_rows_outside
+from triops.ops.sparse_conv.plans import cached
+
+TILE = 256 if _gpu.INTERPRETED else 64  # rows, where a kernel does not ask for another number
+SAMPLE = 1024  # rows that tell how rare an offset is
+SAMPLES = tl.constexpr(SAMPLE)
+MASK_BITS = 31
+TAPS_AT_ONCE = 32
+UNROLL = 9  # loads of one row under way together
+LOOKUPS = 512  # of one program at a time
+MOST_BLOCKS = 4096  # whose counts one program adds up
+
+
+class Tiles(NamedTuple):
+    """T tiles of R rows, K offsets. The tiles with the most visits come last."""
+
+    rows: torch.Tensor  # int32 [T * R]: the output rows of a tile, -1 behind the last
+    counts: torch.Tensor  # int32 [T]: how many visits
+    taps: torch.Tensor  # int32 [T, K]: the offset of each visit
+    neighbors: torch.Tensor  # int32 [T, K, R]: the input rows of each visit, or -1
+
+
+class Pairs(NamedTuple):
+    """The pairs offset by offset, packed, in the order of the output rows: as the weight gradient takes them."""
+
+    counts: torch.Tensor  # int32 [K]
+    inputs: torch.Tensor  # int32 [K, A]: the first counts[k] are set
+    outputs: torch.Tensor  # int32 [K, A]
+
+
+def tiles_of(operator, table, count, rows=TILE):
+    """The tiles of a table int32 [K, A] whose entries are rows of `count`; any other entry meets nothing."""
+    if _check.strict():
+        refuse_rows_outside(operator, "gather", table, count)
+    return cached(table, ("tiles", count, rows), lambda: make_tiles(table.contiguous(), count, rows))
+
+
+def pairs_of(operator, table, count):
+    if _check.strict():
+        refuse_rows_outside(operator, "gather", table, count)
+    return cached(table, ("pairs", count), lambda: _make_pairs(table.contiguous(), count))
+
+
+def make_tiles(table, count, tile=TILE):
+    taps, outputs = table.shape
+    device = table.device
+    tiles = _gpu.cdiv(outputs, tile)
+    rows = torch.empty(tiles * tile, dtype=torch.int32, device=device)
+    counts = torch.empty(tiles, dtype=torch.int32, device=device)
+    visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
+    neighbors = torch.empty(tiles, taps, tile, dtype=torch.int32, device=device)
+    if outputs:
+        bits = _bits_of(table, count)
+        masks = torch.empty(outputs, dtype=torch.int32, device=device)
+        codes = torch.empty(outputs, dtype=torch.int16, device=device)
+        block = _gpu.block(128, interpreted=4096)
+        _code_kernel[(_gpu.cdiv(outputs, block),)](
+            table, bits, masks, codes, outputs, count, taps, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
+        )
+        order = codes.sort(stable=True).indices
+        _tile_kernel[(tiles,)](
+            table, bits, masks, order, rows, counts, visited, neighbors, outputs, count, taps,
+            AT_ONCE=min(_gpu.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
+            num_warps=1,
+        )  # fmt: skip
+    return Tiles(rows, counts, visited, neighbors)
+
+
+def _bits_of(table, count):
+    """int32 [2, K]: which bit of a row's mask stands for each offset, and how many of SAMPLE rows have that bit.
+
+    The most common offset has bit 0; of more than MASK_BITS only the rarest have one, the others a number below 0.
+    """
+    taps, outputs = table.shape
+    seen = torch.empty(taps, dtype=torch.int32, device=table.device)
+    bits = torch.empty(2, taps, dtype=torch.int32, device=table.device)
+    _seen_kernel[(taps,)](table, seen, outputs, count, max(outputs // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
+    padded = _gpu.next_power_of_2(taps)
+    some = min(padded, 32)
+    _bits_kernel[(_gpu.cdiv(taps, some),)](seen, bits, taps, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4)
+    return bits
+
+
+def _make_pairs(table, count):
+    taps, outputs = table.shape
+    block = _gpu.block(1024, interpreted=4096)
+    while _gpu.cdiv(outputs, block) > MOST_BLOCKS:
+        block *= 2
+    blocks = _gpu.cdiv(outputs, block)
+    found = torch.empty(taps, blocks, dtype=torch.int32, device=table.device)
+    counts = torch.empty(taps, dtype=torch.int32, device=table.device)
+    inputs, rows = torch.empty_like(table), torch.empty_like(table)
+    if taps and outputs:
+        grid = (taps * blocks,)
+        _count_kernel[grid](table, found, outputs, count, blocks, BLOCK=block, num_warps=4)
+        _pack_kernel[grid](
+            table, found, counts, inputs, rows, outputs, count, blocks, BLOCK=block,
+            BLOCKS=_gpu.next_power_of_2(blocks), num_warps=4,
+        )  # fmt: skip
+    return Pairs(counts, inputs, rows)
+
+
+@_gpu.kernel(varying=("outputs", "count", "step"))
+def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
+    tap = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, SAMPLE).to(tl.int64) * step
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    tl.store(seen + tap, tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
+
+
+@_gpu.kernel
+def _bits_kernel(seen, bits, taps, MOST: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    every = tl.arange(0, PADDED)[None, :]
+    frequency = tl.load(seen + every, mask=every < taps, other=-1)
+    own = tl.load(seen + tap, mask=tap < taps, other=-1)
+    more_common = (frequency > own[:, None]) | ((frequency == own[:, None]) & (every < tap[:, None]))
+    bit = tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - MOST, 0)
+    tl.store(bits + tap, bit, mask=tap < taps)
+    tl.store(bits + taps + bit, own, mask=(tap < taps) & (bit >= 0))
+
+
+@_gpu.kernel(varying=("outputs", "count"))
+def _code_kernel(
+    table, bits, masks, codes, outputs, count, taps, MOST: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A row's mask of offsets, and 16 bits of its place among all masks.
+
+    Masks are ordered by their rank as a Gray code. The code is the share of rows that come before, as if offsets
+    occurred independently of each other: common masks get codes of their own, rare ones share theirs.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = row < outputs
+    mask = tl.zeros([BLOCK], tl.int32)
+    at = table + row
+    for tap in tl.range(0, taps, loop_unroll_factor=UNROLL):
+        met = tl.load(at, mask=exists, other=-1)
+        bit = tl.load(bits + tap)
+        has = (met >= 0) & (met < count) & (bit >= 0)
+        mask |= has.to(tl.int32) << tl.maximum(bit, 0)
+        at += outputs
+    before = tl.zeros([BLOCK], tl.float32)
+    share = before + 1
+    parity = tl.zeros([BLOCK], tl.int32)
+    top = tl.minimum(taps, MOST) - 1
+    for i in tl.range(0, top + 1, loop_unroll_factor=UNROLL):
+        bit = top - i
+        # Rare and common offsets are taken for less so: they come together, and would share too few codes.
+        odds = tl.minimum(tl.maximum(tl.load(bits + taps + bit).to(tl.float32) * (1 / SAMPLES), 0.2), 0.8)
+        has = (mask >> bit) & 1
+        first = tl.where(parity == 1, odds, 1 - odds)
+        parity ^= has
+        before += tl.where(parity == 1, share * first, 0.0)
+        share *= tl.where(has == 1, odds, 1 - odds)
+    tl.store(masks + row, mask, mask=exists)
+    tl.store(codes + row, (tl.minimum(before * 65536, 65535) - 32768).to(tl.int16), mask=exists)
+
+
+@_gpu.kernel(varying=("outputs", "count"))
+def _tile_kernel(
+    table, bits, masks, order, rows, counts, taps_of, neighbors, outputs, count, taps,
+    AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile's visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
+    tile = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    place = tile * TILE + lane
+    row = tl.load(order + place, mask=place < outputs, other=-1)
+    exists = row >= 0
+    mask = tl.load(masks + row, mask=exists, other=0)
+    tl.store(rows + place, row.to(tl.int32))
+    union = tl.reduce(mask, 0, _or)
+    visits = tl.zeros([], tl.int32)
+    for first in range(0, taps, AT_ONCE):
+        tap = first + tl.arange(0, AT_ONCE)
+        bit = tl.load(bits + tap, mask=tap < taps, other=0)
+        # an offset without a bit has to be looked up to know
+        listed = (tap < taps) & (((union >> tl.maximum(bit, 0)) & 1 == 1) | (bit < 0))
+        number = tl.cumsum(listed.to(tl.int32), 0) - 1
+        for begin in range(0, tl.sum(listed.to(tl.int32), 0), TOGETHER):
+            wanted = begin + tl.arange(0, TOGETHER)
+            chosen = listed[None, :] & (number[None, :] == wanted[:, None])
+            some = tl.sum(chosen.to(tl.int32), 1) > 0
+            which = tl.sum(tl.where(chosen, tap[None, :], 0), 1)
+            met = tl.load(
+                table + which[:, None].to(tl.int64) * outputs + row[None, :],
+                mask=some[:, None] & exists[None, :], other=-1,
+            )  # fmt: skip
+            met = tl.where((met >= 0) & (met < count), met, -1)
+            some = tl.max(met, 1) >= 0
+            visit = tile * taps + visits + tl.cumsum(some.to(tl.int32), 0) - 1
+            tl.store(taps_of + visit, which, mask=some)
+            tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
+            visits += tl.sum(some.to(tl.int32), 0)
+    tl.store(counts + tile, visits)
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
+
+
+@_gpu.kernel(varying=("outputs", "count", "blocks"))
+def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
+    tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    tl.store(found + tl.program_id(0), tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
+
+
+@_gpu.kernel(varying=("outputs", "count", "blocks"))
+def _pack_kernel(table, found, counts, inputs, rows, outputs, count, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    every = tl.arange(0, BLOCKS)
+    number = tl.load(found + tap * blocks + every, mask=every < blocks, other=0)
+    before = tl.sum(tl.where(every < block, number, 0), 0)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
+    has = (met >= 0) & (met < count)
+    place = tap * outputs + before + tl.cumsum(has.to(tl.int32), 0) - 1
+    tl.store(inputs + place, met, mask=has)
+    tl.store(rows + place, row, mask=has)
+    if block == 0:
+        tl.store(counts + tap, tl.sum(number, 0))

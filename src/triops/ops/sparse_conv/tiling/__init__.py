@@ -1,1 +1,0 @@
-"""How the GPU kernels of the convolution cut their work."""
