@@ -12,7 +12,7 @@ from triops._cpu.intrinsics import maximum, minimum
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages, zeros
 from triops._cpu.threads import run
-from triops._geometry.rectangle.cpu import AREA, HEIGHT, WIDTH, X1, X2, Y1, Y2, load_box, overlap
+from triops._geometry.rectangle.cpu import AREA, HEIGHT, WIDTH, X1, X2, Y1, Y2, load_box, overlap, split
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ROWS = 128
@@ -105,17 +105,17 @@ def _tiles(begin, end, boxes1, boxes2, iof, offsets, out):
     offset = offsets[0]
     rows, columns = out.shape[1], out.shape[2]
     row_tiles, column_tiles = -(-rows // ROWS), -(-columns // COLUMNS)
-    split = np.empty((7, COLUMNS), offsets.dtype)
+    tile = np.empty((7, COLUMNS), offsets.dtype)
     for number in range(begin, end):
         batch, number = number // (row_tiles * column_tiles), number % (row_tiles * column_tiles)
         row, column = number // column_tiles * ROWS, number % column_tiles * COLUMNS
         last_row, last_column = min(row + ROWS, rows), min(column + COLUMNS, columns)
         first = boxes1[batch if boxes1.shape[0] > 1 else 0]
-        split(boxes2[batch if boxes2.shape[0] > 1 else 0], column, last_column, offset, split)
+        split(boxes2[batch if boxes2.shape[0] > 1 else 0], column, last_column, offset, tile)
         for i in range(row, last_row):
             x1, y1, x2, y2, _, _, area = load_box(first, i, offset)
             count = last_column - column
-            _row(x1, y1, x2, y2, area, split, count, iof, offset, out[batch, i, column:last_column])
+            _row(x1, y1, x2, y2, area, tile, count, iof, offset, out[batch, i, column:last_column])
 
 
 @jit
@@ -193,7 +193,7 @@ def _tiles_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, parti
     """Parts `begin` to `end`; a part is a share of the rows of one batch, with sums of its own for the columns."""
     offset = offsets[0]
     rows, columns, parts = grad.shape[1], grad.shape[2], partial2.shape[1]
-    split = np.empty((7, COLUMNS), offsets.dtype)
+    tile = np.empty((7, COLUMNS), offsets.dtype)
     own, others = np.empty((4, COLUMNS), offsets.dtype), np.empty((4, COLUMNS), offsets.dtype)
     for number in range(begin, end):
         batch, part = number // parts, number % parts
@@ -202,12 +202,12 @@ def _tiles_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, parti
         for column in range(0, columns, COLUMNS):
             last_column = min(column + COLUMNS, columns)
             count = last_column - column
-            split(second, column, last_column, offset, split)
+            split(second, column, last_column, offset, tile)
             others[:] = 0
             for i in range(rows * part // parts, rows * (part + 1) // parts):
                 x1, y1, x2, y2, width, height, area = load_box(first, i, offset)
                 slopes = grad[batch, i, column:last_column]
-                _row_backward(slopes, x1, y1, x2, y2, width, height, area, split, count, iof, offset, own, others)
+                _row_backward(slopes, x1, y1, x2, y2, width, height, area, tile, count, iof, offset, own, others)
                 for k in range(4):
                     grad1[batch, i, k] += _fold(own[k], count)
             for j in range(count):
@@ -218,13 +218,13 @@ def _tiles_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, parti
 @jit
 def _aligned_backward(begin, end, grad, boxes1, boxes2, iof, offsets, grad1, grad2):
     offset = offsets[0]
-    split = np.empty((7, 1), offsets.dtype)
+    tile = np.empty((7, 1), offsets.dtype)
     own, others = np.empty((4, 1), offsets.dtype), np.empty((4, 1), offsets.dtype)
     for i in range(begin, end):
         x1, y1, x2, y2, width, height, area = load_box(boxes1, i, offset)
-        split(boxes2, i, i + 1, offset, split)
+        split(boxes2, i, i + 1, offset, tile)
         others[:] = 0
-        _row_backward(grad[i : i + 1], x1, y1, x2, y2, width, height, area, split, 1, iof, offset, own, others)
+        _row_backward(grad[i : i + 1], x1, y1, x2, y2, width, height, area, tile, 1, iof, offset, own, others)
         for k in range(4):
             grad1[i, k] = own[k, 0]
             grad2[i, k] = others[k, 0]
