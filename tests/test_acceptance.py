@@ -20,7 +20,7 @@ from triops._sample import Standard
 from triops.acceptance import case_file, command, runner
 from triops.acceptance.case_file import Case, CaseError
 from triops.acceptance.diffs import compare
-from triops.acceptance.record import Recorder, parse_limit
+from triops.acceptance.record import Recorder
 from triops.acceptance.results import as_json
 from triops.acceptance.standard import efficiency, is_regression, judge
 
@@ -453,7 +453,6 @@ def test_recording_stops_at_its_limit_and_says_so(tmp_path: Path) -> None:
     assert "the limit is reached" in done.stderr
     done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path / "b"), TRIOPS_RECORD_LIMIT="9,100B")
     assert len(list((tmp_path / "b").iterdir())) == 2
-    assert "TRIOPS_RECORD_LIMIT must be COUNT" in python(PROGRAM, TRIOPS_RECORD="x", TRIOPS_RECORD_LIMIT="many").stderr
 
 
 def test_without_safetensors_recording_says_what_to_install(tmp_path: Path) -> None:
@@ -484,10 +483,6 @@ def test_the_import_stays_light_and_recording_is_off() -> None:
     done = python("""import sys, triops
 print([m for m in sys.modules if 'accept' in m or 'safetensors' in m], triops._op.recorder)""")
     assert done.stdout.strip() == "[] None", done.stderr
-
-
-def test_limits_are_read() -> None:
-    assert parse_limit("7, 2KB") == (7, 2000)
 
 
 # The whole

@@ -104,12 +104,6 @@ def test_debug_log_is_one_line_a_call(caplog: pytest.LogCaptureFixture) -> None:
     assert second.endswith("-> reference (forced)")
 
 
-def test_the_log_can_be_turned_on_from_outside() -> None:
-    code = "import torch, triops; triops.points_in_boxes(torch.zeros(1, 2, 3), torch.zeros(1, 1, 7))"
-    assert "points_in_boxes(points=float32[1, 2, 3]@cpu" in python(code, TRIOPS_LOG="debug").stderr
-    assert python(code).stderr == ""
-
-
 def test_the_reference_backend_can_be_forced_from_outside() -> None:
     code = """
         import sys, torch, triops

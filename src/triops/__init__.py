@@ -1,7 +1,6 @@
 """Operators for detection on points, voxels and boxes: Numba on CPU, Triton on GPU, plain torch everywhere."""
 
-import os as _os
-
+from triops import _environment
 from triops._op import reference_backend
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
@@ -51,7 +50,8 @@ __all__ = [
     "voxelize_padded",
 ]
 
-if _os.environ.get("TRIOPS_RECORD"):
+_environment.warn_of_unknown_names()
+if (_folder := _environment.record_folder()) is not None:
     from triops.acceptance import record as _record
 
-    _record.start(_os.environ["TRIOPS_RECORD"])
+    _record.start(_folder)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from triops import _environment
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDICES = (torch.int32, torch.int64)
@@ -15,7 +16,7 @@ INDICES = (torch.int32, torch.int64)
 
 def strict() -> bool:
     """True when TRIOPS_CHECK=1: also look at the values of index tensors on a GPU (this synchronises)."""
-    return os.environ.get("TRIOPS_CHECK", "0") not in ("", "0")
+    return _environment.check_values()
 
 
 class Checker:

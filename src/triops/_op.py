@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import logging
 import numbers
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from typing import Any, Optional, get_type_hints
 import torch
 from torch import Tensor
 
+from triops import _environment
+
 log = logging.getLogger("triops")
 _lib = torch.library.Library("triops", "DEF")
 
@@ -29,7 +30,7 @@ OPERATORS: dict[str, Operator] = {}
 # Which package a backend stands on, and what a user does when it is missing.
 REQUIREMENTS = {"cpu": ("numba", "pip install numba"), "gpu": ("triton", "pip install triton")}
 
-_forced_reference = os.environ.get("TRIOPS_BACKEND") == "reference"
+_forced_reference = _environment.reference_forced()
 
 # `triops.acceptance.record` puts a function here when TRIOPS_RECORD asks for every call to be written down.
 # It runs the kernel that it is given.
@@ -283,6 +284,4 @@ def _warn_missing(backend: str, package: str, remedy: str) -> None:
         )
 
 
-if os.environ.get("TRIOPS_LOG"):
-    logging.basicConfig()
-    log.setLevel(os.environ["TRIOPS_LOG"].upper())
+_environment.apply_log_level(log)

@@ -7,7 +7,7 @@ The inputs are on disk before the kernel starts, so that even a crash leaves the
 from __future__ import annotations
 
 import os
-import re
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 
-from triops import _op
+from triops import _environment, _op
 from triops._op import Operator, describe, log
 from triops._sample import bytes_of, tensors_of
 from triops.acceptance import case_file
-
-DEFAULT_LIMIT = "1000,1GB"
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 class Recorder:
@@ -30,6 +27,8 @@ class Recorder:
     def __init__(self, folder: Path, most_calls: int, most_bytes: int) -> None:
         case_file.require_safetensors("TRIOPS_RECORD")
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            """It can be written."""
         self.folder, self.most_calls, self.most_bytes = folder, most_calls, most_bytes
         self.calls = self.bytes = 0
         self._full = False
@@ -68,19 +67,9 @@ class Recorder:
             return self.calls
 
 
-def parse_limit(text: str) -> tuple[int, int]:
-    """
-    >>> parse_limit("50"), parse_limit("200,1.5 GB")
-    ((50, 1000000000), (200, 1500000000))
-    """
-    found = re.fullmatch(r"\s*(\d+)\s*(?:,\s*(\d+(?:\.\d+)?)\s*([KMG]?)B?)?\s*", text.upper())
-    if found is None:
-        raise ValueError(f"TRIOPS_RECORD_LIMIT must be COUNT or COUNT,BYTES such as 200,500MB, got {text!r}")
-    if found[2] is None:
-        return int(found[1]), parse_limit(DEFAULT_LIMIT)[1]
-    return int(found[1]), int(float(found[2]) * _UNITS[found[3]])
-
-
 def start(folder: str) -> None:
     """Called when `triops` is imported with TRIOPS_RECORD set."""
-    _op.recorder = Recorder(Path(folder), *parse_limit(os.environ.get("TRIOPS_RECORD_LIMIT", DEFAULT_LIMIT)))
+    try:
+        _op.recorder = Recorder(Path(folder), *_environment.record_limit())
+    except OSError as error:
+        raise ValueError(f"TRIOPS_RECORD must be a folder that can be written, got {folder!r}: {error}") from None
