@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import triops
 from triops import scenes
 from triops._geometry.box import cpu as box_cpu
 from triops._geometry.box import reference as box
+from triops.ops.points_in_boxes import cpu as points_in_boxes_cpu
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -82,6 +85,55 @@ def test_more_than_two_million_points() -> None:
     index = triops.points_in_boxes(points, torch.tensor([[[0.0, 0, 0, 1, 1, 1, 0]]]))
     assert index[0, -1] == -1
     assert index[0, :-1].eq(0).all()
+
+
+class TestCrowdedBoxes:
+    """Boxes that lie on top of each other reach into the same cells of the CPU's grid."""
+
+    def clustered(self, count: int, points: int) -> tuple[torch.Tensor, torch.Tensor]:
+        g = torch.Generator().manual_seed(0)
+        boxes = torch.tensor([0.0, 0, 0, 4, 2, 1.5, 0]).repeat(1, count, 1)
+        boxes[..., :3] += torch.rand(1, count, 3, generator=g) * 0.2
+        return torch.rand(1, points, 3, generator=g) * 6 - 3, boxes
+
+    @pytest.mark.parametrize("points", [1, 100])
+    def test_more_equal_boxes_than_fit_every_cell_of_a_grid(self, points: int) -> None:
+        """2**18 + 1 boxes in each of 2**14 cells are more than a uint32 counts."""
+        boxes = torch.tensor([[[0.0, 0, 0, 2, 2, 2, 0]]]).repeat(1, 2**18 + 1, 1)
+        assert triops.points_in_boxes(torch.zeros(1, points, 3), boxes).eq(0).all()
+        assert triops.points_in_boxes_all(torch.zeros(1, points, 3), boxes).all()
+
+    @pytest.mark.parametrize("count", [200, 2000])
+    def test_the_reference_s_answer(self, count: int) -> None:
+        points, boxes = self.clustered(count, 300)
+        for operator in ("points_in_boxes", "points_in_boxes_all"):
+            args = points, boxes, "center", 0.0
+            assert torch.equal(run("cpu", operator, args), run("reference", operator, args))
+
+    def test_the_lists_of_the_grid_grow_with_the_input_and_not_with_the_overlap(self) -> None:
+        for count in (2_000, 8_000):
+            boxes = self.clustered(count, 0)[1][0].numpy()
+            *_, entries, _ = points_in_boxes_cpu._build_grid(boxes, False, 0.0, 100)
+            assert count <= len(entries) < 5 * (count + 100) + 2**14
+
+    @pytest.mark.parametrize("count", [2_000, 8_000])
+    def test_about_as_fast_as_brute_force(self, count: int) -> None:
+        points, boxes = self.clustered(count, 100)
+        out = np.empty((1, 100), np.int32)
+
+        def seconds(call: Callable[[], object]) -> float:
+            begin = time.perf_counter()
+            call()
+            return time.perf_counter() - begin
+
+        def grid() -> None:
+            triops.points_in_boxes(points, boxes)
+
+        def brute_force() -> None:
+            points_in_boxes_cpu._brute_force(points.numpy(), boxes.numpy(), False, 0.0, out)
+
+        grid(), brute_force()  # compile
+        assert min(seconds(grid) for _ in range(9)) < 5 * min(seconds(brute_force) for _ in range(9))
 
 
 def test_numpy_numbers_are_numbers() -> None:

@@ -13,10 +13,13 @@ from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops._geometry.box.cpu import bounds, frames, inside
 
-COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells a side
+COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells per side, or fewer where boxes crowd
 MANY_BOXES = 100  # from here on the fine one, which takes 7 us longer to build
+ENTRIES_PER_INPUT, MIN_ENTRIES = 4, 1 << 14  # of all cells' lists, before the grid is made coarser
+MAX_ENTRIES = 1 << 31  # they are counted in uint32
 TILE = 256
-BRUTE_FORCE_PAIRS = 20_000
+BRUTE_FORCE_PAIRS = 20_000  # up to here the grid costs more than it saves
+BRUTE_FORCE_POINTS = 64  # likewise, whatever the number of boxes
 GRAIN = 16_384  # points worth a thread
 
 
@@ -38,11 +41,11 @@ def _answer(points, boxes, z_origin, margin, out, every):
     real = compute_dtype(points.dtype)
     points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
     bottom, count = z_origin == "bottom", points.shape[1]
-    if count * boxes.shape[1] <= BRUTE_FORCE_PAIRS:
+    if count * boxes.shape[1] <= BRUTE_FORCE_PAIRS or count <= BRUTE_FORCE_POINTS:
         (_brute_force_all if every else _brute_force)(points_np, boxes_np, bottom, margin, out)
         return
     for b in range(points.shape[0]):
-        grid = _build_grid(boxes_np[b], bottom, margin)
+        grid = _build_grid(boxes_np[b], bottom, margin, count)
         run(_search_all if every else _search, count, GRAIN, points_np[b].reshape(-1), *grid, out[b])
 
 
@@ -78,49 +81,100 @@ def _cell(value, low, scale, zero, last):
 
 
 @jit
-def _build_grid(boxes, bottom, margin):
-    """-> frames, extent [6], scale [2], and the boxes of each cell: box[first[c]:first[c + 1]], ascending; occupied."""
-    frame = frames(boxes, bottom, margin)
-    count, real = frame.shape[0], frame.dtype.type
-    side = 1 << (FINE if count >= MANY_BOXES else COARSE)
-    low_high = np.empty((count, 6), frame.dtype)
-    extent = np.array([np.inf, -np.inf, np.inf, -np.inf, np.inf, -np.inf]).astype(frame.dtype)
-    for t in range(count):
-        for axis, value in enumerate(bounds(frame[t])):
-            low_high[t, axis] = value
-            extent[axis] = min(extent[axis], real(value)) if axis % 2 == 0 else max(extent[axis], real(value))
-    zero, last = real(0), real(side - 1)
-    scale = np.empty(2, frame.dtype)
-    scale[0] = real(side) / max(extent[1] - extent[0], real(1e-6))
-    scale[1] = real(side) / max(extent[3] - extent[2], real(1e-6))
+def _build_grid(boxes, bottom, margin, points):
+    """The grid of one batch element, for so many points.
 
-    # One cell more than the grid has: it stays empty and takes the points outside the extent.
-    first = np.zeros(side * side + 2, np.uint32)
-    span = np.empty((count, 4), np.int32)
-    for t in range(count):
-        if not low_high[t, 0] <= low_high[t, 1]:
-            span[t] = np.array([0, -1, 0, -1], np.int32)
-            continue
-        span[t, 0] = _cell(low_high[t, 0], extent[0], scale[0], zero, last)
-        span[t, 1] = _cell(low_high[t, 1], extent[0], scale[0], zero, last)
-        span[t, 2] = _cell(low_high[t, 2], extent[2], scale[1], zero, last)
-        span[t, 3] = _cell(low_high[t, 3], extent[2], scale[1], zero, last)
+    -> frames [T, 8], extent [6], scale [2], bits of a cell's number per axis, and the boxes of each cell c:
+    box[first[c]:first[c + 1]], ascending; occupied[c] says whether there are any.
+    """
+    frame = frames(boxes, bottom, margin)
+    low_high, extent = _bounds_of_all(frame)
+    bits = FINE if frame.shape[0] >= MANY_BOXES else COARSE
+    scale = _scale(extent, bits)
+    span = _spans(low_high, extent, scale, bits)
+    # Boxes that lie on top of each other would fill every cell with most of them: halve the grid until the lists
+    # are in proportion to the input. One cell is left at worst, and a point then tries every box.
+    limit = min(ENTRIES_PER_INPUT * (points + frame.shape[0]) + MIN_ENTRIES, MAX_ENTRIES)
+    while bits > 0 and _entries(span) > limit:
+        bits -= 1
+        span >>= 1
+        scale *= frame.dtype.type(0.5)
+    first, box = _list_boxes(span, bits)
+    occupied = np.empty(first.shape[0] - 1, np.uint8)  # bytes: the table then fits the first-level cache
+    for c in range(occupied.shape[0]):
+        occupied[c] = first[c + 1] > first[c]
+    return frame, extent, scale, bits, first, box, occupied
+
+
+@jit
+def _bounds_of_all(frame):
+    """-> low and high x, y, z of every box [T, 6], and of all boxes together [6]."""
+    real = frame.dtype.type
+    low_high = np.empty((frame.shape[0], 6), frame.dtype)
+    extent = np.array([np.inf, -np.inf, np.inf, -np.inf, np.inf, -np.inf]).astype(frame.dtype)
+    for t in range(frame.shape[0]):
+        for side, value in enumerate(bounds(frame[t])):
+            low_high[t, side] = value
+            extent[side] = min(extent[side], real(value)) if side % 2 == 0 else max(extent[side], real(value))
+    return low_high, extent
+
+
+@jit
+def _scale(extent, bits):
+    """Cells per unit of length along x and y."""
+    real, scale = extent.dtype.type, np.empty(2, extent.dtype)
+    scale[0] = real(1 << bits) / max(extent[1] - extent[0], real(1e-6))
+    scale[1] = real(1 << bits) / max(extent[3] - extent[2], real(1e-6))
+    return scale
+
+
+@jit
+def _spans(low_high, extent, scale, bits):
+    """Cells that each box may reach into: first and last along x, first and last along y, both inclusive."""
+    real = extent.dtype.type
+    zero, last = real(0), real((1 << bits) - 1)
+    span = np.empty((low_high.shape[0], 4), np.int32)
+    for t in range(low_high.shape[0]):
+        if low_high[t, 0] <= low_high[t, 1]:
+            for side in range(4):
+                axis = side // 2
+                span[t, side] = _cell(low_high[t, side], extent[2 * axis], scale[axis], zero, last)
+        else:  # holds nothing
+            span[t, 0], span[t, 1], span[t, 2], span[t, 3] = 0, -1, 0, -1
+    return span
+
+
+@jit
+def _entries(span):
+    """Length of all cells' lists together."""
+    total = np.int64(0)
+    for t in range(span.shape[0]):
+        total += np.int64(span[t, 1] - span[t, 0] + 1) * np.int64(span[t, 3] - span[t, 2] + 1)
+    return total
+
+
+@jit
+def _list_boxes(span, bits):
+    """-> first [cells + 2], box: cell u, v is number (u << bits) + v.
+
+    There is one cell more than the grid has: it stays empty and takes the points outside the extent.
+    """
+    first = np.zeros((1 << (2 * bits)) + 2, np.uint32)
+    for t in range(span.shape[0]):
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
-                first[u * side + v + 1] += 1
+                first[(u << bits) + v + 1] += 1
     for c in range(first.shape[0] - 1):
         first[c + 1] += first[c]
     box = np.empty(first[-1], np.uint32)
     cursor = first.copy()
-    for t in range(count):
+    for t in range(span.shape[0]):
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
-                box[cursor[u * side + v]] = t
-                cursor[u * side + v] += 1
-    occupied = np.zeros(first.shape[0] - 1, np.uint8)  # bytes: the table then fits the first-level cache
-    for c in range(occupied.shape[0]):
-        occupied[c] = first[c + 1] > first[c]
-    return frame, extent, scale, first, box, occupied
+                cell = (u << bits) + v
+                box[cursor[cell]] = t
+                cursor[cell] += 1
+    return first, box
 
 
 @jit
@@ -157,17 +211,16 @@ def _keep_occupied(cell, occupied, count, kept):
 
 
 @jit
-def _place(flat, start, count, extent, scale, occupied, xyz, cell, kept):
+def _place(flat, start, count, extent, scale, bits, occupied, xyz, cell, kept):
     """Load a tile of points and find which of them lie in an occupied cell; returns how many."""
     x, y, z = xyz[0], xyz[1], xyz[2]
     _split(flat[3 * start : 3 * (start + count)], count, x, y, z)
-    bits = FINE if occupied.shape[0] > 1 << (2 * FINE) else COARSE  # which of the two grids this is
     _find_cells(x, y, z, extent, scale, bits, cell)
     return _keep_occupied(cell, occupied, count, kept)
 
 
 @jit
-def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
+def _search(begin, end, flat, frame, extent, scale, bits, first, box, occupied, out):
     xyz = np.zeros((3, TILE), flat.dtype)
     x, y, z = xyz[0], xyz[1], xyz[2]
     cell = np.empty(TILE, np.int32)
@@ -179,7 +232,7 @@ def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
         # Nobody can predict which points lie in a box, so the first box of a cell, mostly its only one, is tried
         # without a branch. Points that it does not hold and that have others to try are left in `kept`.
         left = np.uint32(0)
-        for k in range(np.uint32(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept))):
+        for k in range(np.uint32(_place(flat, start, count, extent, scale, bits, occupied, xyz, cell, kept))):
             i = kept[k]
             c = np.uint32(cell[i])
             t = box[first[c]]
@@ -197,14 +250,14 @@ def _search(begin, end, flat, frame, extent, scale, first, box, occupied, out):
 
 
 @jit
-def _search_all(begin, end, flat, frame, extent, scale, first, box, occupied, out):
+def _search_all(begin, end, flat, frame, extent, scale, bits, first, box, occupied, out):
     xyz = np.zeros((3, TILE), flat.dtype)
     x, y, z = xyz[0], xyz[1], xyz[2]
     cell = np.empty(TILE, np.int32)
     kept = np.empty(TILE + 1, np.uint32)
     for start in range(begin, end, TILE):
         count = min(TILE, end - start)
-        for k in range(_place(flat, start, count, extent, scale, occupied, xyz, cell, kept)):
+        for k in range(_place(flat, start, count, extent, scale, bits, occupied, xyz, cell, kept)):
             i = kept[k]
             c = np.uint32(cell[i])
             for j in range(first[c], first[c + np.uint32(1)]):
