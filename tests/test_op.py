@@ -6,6 +6,8 @@ import logging
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -110,6 +112,127 @@ def test_the_reference_backend_can_be_forced_from_outside() -> None:
         triops.points_in_boxes(torch.zeros(1, 2, 3), torch.zeros(1, 1, 7)); print('numba' in sys.modules)
     """
     assert python(code, TRIOPS_BACKEND="reference").stdout.strip() == "False"
+
+
+def backends_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Which backend each call since the last question took."""
+    found = [r.getMessage().rpartition(" -> ")[2] for r in caplog.records if r.name == "triops"]
+    caplog.clear()
+    return found
+
+
+FORCED, DEVICE = "reference (forced)", "cpu (device)"
+
+
+def test_a_block_covers_the_thread_that_entered_it_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A enters, B enters, A leaves, B leaves, and both call at every step."""
+    caplog.set_level(logging.DEBUG, "triops")
+    steps, seen = [threading.Event() for _ in range(4)], {}
+
+    def call(where: str) -> None:
+        triops.points_in_boxes(POINTS, BOXES)
+        seen[where] = backends_of(caplog)
+
+    def other() -> None:
+        steps[0].wait(60)
+        call("B before its block, A inside")
+        with triops.reference_backend():
+            steps[1].set()
+            steps[2].wait(60)
+            call("B inside, A behind")
+        call("B behind")
+        steps[3].set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with triops.reference_backend():
+        steps[0].set()
+        steps[1].wait(60)
+        call("A inside, B inside")
+    call("A behind, B inside")
+    steps[2].set()
+    steps[3].wait(60)
+    thread.join(60)
+    call("A behind, B behind")
+    assert seen == {
+        "B before its block, A inside": [DEVICE],
+        "A inside, B inside": [FORCED],
+        "A behind, B inside": [DEVICE],
+        "B inside, A behind": [FORCED],
+        "B behind": [DEVICE],
+        "A behind, B behind": [DEVICE],
+    }
+
+
+def test_blocks_nest_and_an_error_leaves_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "triops")
+    with triops.reference_backend():
+        with pytest.raises(ValueError, match="points must have shape"), triops.reference_backend():
+            triops.points_in_boxes(POINTS[0], BOXES)
+        triops.points_in_boxes(POINTS, BOXES)
+    triops.points_in_boxes(POINTS, BOXES)
+    assert backends_of(caplog) == [FORCED, DEVICE]
+
+
+@pytest.mark.parametrize("forward_inside", [True, False])
+@pytest.mark.parametrize("backward", ["inside", "behind", "in another thread"])
+def test_a_backward_takes_the_backend_of_its_forward(
+    caplog: pytest.LogCaptureFixture, forward_inside: bool, backward: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "triops")
+    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
+    block = triops.reference_backend if forward_inside else nullcontext
+    with block():
+        overlap = triops.bbox_overlaps(boxes, torch.tensor([[1.0, 1, 3, 3]]))
+        if backward == "inside" and forward_inside:
+            overlap.backward()
+    if backward == "inside" and not forward_inside:
+        with triops.reference_backend():
+            overlap.backward()
+    elif backward == "behind":
+        overlap.backward()
+    elif backward == "in another thread":  # where autograd runs what belongs to a GPU
+        thread = threading.Thread(target=overlap.backward)
+        thread.start()
+        thread.join(60)
+    assert boxes.grad is not None
+    triops.points_in_boxes(POINTS, BOXES)  # and nothing stays forced
+    used = FORCED if forward_inside else DEVICE
+    assert backends_of(caplog) == [used, used, DEVICE]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="autograd has threads of its own for a GPU")
+def test_a_backward_on_autograds_gpu_thread_takes_the_backend_of_its_forward(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "triops")
+    boxes = torch.tensor([[0.0, 0, 4, 4]], device="cuda", requires_grad=True)
+    with triops.reference_backend():
+        triops.bbox_overlaps(boxes, torch.tensor([[1.0, 1, 3, 3]], device="cuda")).sum().backward()
+    triops.bbox_overlaps(boxes, torch.tensor([[1.0, 1, 3, 3]], device="cuda")).sum().backward()
+    assert backends_of(caplog) == [FORCED] * 2 + ["gpu (device)"] * 2
+
+
+def test_a_block_around_a_compiled_function_covers_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "triops")
+    compiled = torch.compile(triops.bbox_overlaps, fullgraph=True, backend="aot_eager")
+    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
+    for block, used in ((triops.reference_backend, FORCED), (nullcontext, DEVICE)):
+        with block():
+            compiled(boxes, torch.tensor([[1.0, 1, 3, 3]])).sum().backward()
+        assert backends_of(caplog) == [used, used]
+
+
+def test_a_block_inside_a_compiled_function_breaks_the_graph_and_holds(caplog: pytest.LogCaptureFixture) -> None:
+    def function(points: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = triops.points_in_boxes(points, boxes)
+        with triops.reference_backend():
+            second = triops.points_in_boxes(points, boxes)
+        return first, second, triops.points_in_boxes(points, boxes)
+
+    caplog.set_level(logging.DEBUG, "triops")
+    torch.compile(function, backend="eager")(POINTS, BOXES)
+    assert backends_of(caplog) == [DEVICE, FORCED, DEVICE]
 
 
 def test_every_operator_names_its_backends() -> None:

@@ -13,6 +13,7 @@ import numbers
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Optional, get_type_hints
@@ -30,7 +31,9 @@ OPERATORS: dict[str, Operator] = {}
 # Which package a backend stands on, and what a user does when it is missing.
 REQUIREMENTS = {"cpu": ("numba", "pip install numba"), "gpu": ("triton", "pip install triton")}
 
-_forced_reference = _environment.reference_forced()
+# Whether calls run the reference: for the whole process by TRIOPS_BACKEND, for one thread inside `reference_backend`.
+_forced_always: bool = _environment.reference_forced()
+_forced_reference: ContextVar[bool] = ContextVar("triops reference", default=_forced_always)
 
 # `triops.acceptance.record` puts a function here when TRIOPS_RECORD asks for every call to be written down.
 # It runs the kernel that it is given.
@@ -161,9 +164,10 @@ class Operator:
 
         def call(*args: Any) -> Any:
             self._check(args)
-            kernel = self.reference if _forced_reference else self.kernel(backend)
+            forced = _forced_reference.get()
+            kernel = self.reference if forced else self.kernel(backend)
             if log.isEnabledFor(logging.DEBUG):
-                why = "forced" if _forced_reference else "fallback" if kernel is self.reference else "device"
+                why = "forced" if forced else "fallback" if kernel is self.reference else "device"
                 used = "reference" if kernel is self.reference else backend
                 log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
             if backend == "gpu" and torch.cuda.device_count() > 1:
@@ -230,6 +234,8 @@ def define(
         _lib.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
     else:
         op.differentiable = backward is not no_second_derivative
+        if op.differentiable:
+            setup_context, backward = _on_one_backend(setup_context, backward)
         torch.library.register_autograd(f"triops::{op.name}", backward, setup_context=setup_context, lib=_lib)
     op.overload = getattr(torch.ops.triops, op.name).default
     OPERATORS[op.name] = op
@@ -241,23 +247,52 @@ def no_second_derivative(context: Any, *grads: Any) -> Any:
     raise RuntimeError("triops: the gradient of this operator cannot be differentiated a second time")
 
 
+def _on_one_backend(
+    setup_context: Callable[..., None] | None, backward: Callable[..., Any]
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """Autograd's functions, so that a backward runs the reference where its forward did, on whichever thread."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.forced_reference = _forced_reference.get()
+        if setup_context is not None:
+            setup_context(ctx, inputs, output)
+
+    def run(ctx: Any, *grads: Any) -> Any:
+        if ctx.forced_reference == _forced_reference.get():  # spares every backward the microsecond below
+            return backward(ctx, *grads)
+        with _forced(ctx.forced_reference):
+            return backward(ctx, *grads)
+
+    return setup, run
+
+
+@contextmanager
+def _forced(value: bool) -> Iterator[None]:
+    before = _forced_reference.get()
+    _forced_reference.set(value)
+    try:
+        yield
+    finally:
+        _forced_reference.set(before)
+
+
 @contextmanager
 def reference_backend() -> Iterator[None]:
     """Inside this block every operator runs its plain-torch reference, on any device.
 
-    The environment variable `TRIOPS_BACKEND=reference` does the same for a whole program.
+    The block covers the thread (and the asyncio task) that entered it and no other. The backward of a call takes the
+    backend of the call, whether it runs inside the block or behind it, and on whichever of autograd's threads. The
+    one exception is a function under `torch.compile`: the block goes around the compiled function, and its backward
+    on a GPU, which is one function on a thread of autograd's own, is not covered. The environment variable
+    `TRIOPS_BACKEND=reference` covers a whole process, compiled functions included.
 
     >>> import torch, triops
     >>> with triops.reference_backend():
     ...     triops.points_in_boxes(torch.zeros(1, 1, 3), torch.tensor([[[0., 0, 0, 2, 2, 2, 0]]]))
     tensor([[0]], dtype=torch.int32)
     """
-    global _forced_reference
-    before, _forced_reference = _forced_reference, True
-    try:
+    with _forced(True):
         yield
-    finally:
-        _forced_reference = before
 
 
 def describe(names: list[str], args: tuple[Any, ...]) -> str:
