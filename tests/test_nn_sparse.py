@@ -567,6 +567,16 @@ def test_autocast_runs_convolutions_in_its_dtype(dtype):
     assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in net.parameters())
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kind", ["SubMConv", "SparseConv", "SparseConvTranspose"])
+def test_autocast_leaves_layers_of_float64_alone(kind, kernel):
+    conv, x = layer(kind, 3, 4, 8, kernel), sparse([5, 5, 5], 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = conv(x).features
+    assert inside.dtype == torch.float64
+    assert torch.equal(inside, conv(x).features)
+
+
 def test_add_input_is_added():
     conv, x = layer("SubMConv", 3, 3, 3, 3), sparse([4, 4, 4], 3)
     torch.testing.assert_close(conv(x, add_input=x).features, conv(x).features + x.features)

@@ -195,6 +195,16 @@ def test_autocast_casts_features_weight_and_bias() -> None:
     assert weight.grad.dtype == torch.float32
 
 
+def test_autocast_leaves_float64_alone() -> None:
+    """As `F.linear` and `F.conv3d` do."""
+    book = submanifold(20, 1, [4, 5, 6])()
+    features, weight, bias = torch.randn(20, 3).double(), torch.randn(5, 3, 3, 3, 3).double(), torch.randn(5).double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = sparse_conv(features, weight, book, bias)
+        assert torch.nn.functional.linear(features, weight[:, 0, 0, 0]).dtype == torch.float64
+    assert torch.equal(inside, sparse_conv(features, weight, book, bias))
+
+
 def test_every_run_gives_the_same_bits_with_any_number_of_threads() -> None:
     book = lidar()
     scatter = book.gather.flip(0)

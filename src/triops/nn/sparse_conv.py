@@ -34,7 +34,8 @@ class SparseConvolution(Window):
         name: what errors call the layer.
 
     `weight` is [out_channels, *kernel_size, in_channels], `bias` [out_channels]: the layout of spconv 2's checkpoints.
-    Under autocast, features, weight and bias take autocast's dtype. No input sites, or none left, give no output sites.
+    Under autocast, features, weight and bias take autocast's dtype, unless they are float64. No input sites, or none
+    left, give no output sites.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops._dtypes import autocast
 from triops.ops.rulebook.rulebook import Rulebook, check_rulebook
 from triops.ops.sparse_conv import reference
 
@@ -18,7 +19,7 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
     `out[o] = bias + sum over k of weight[:, k] @ features[rulebook.gather[k, o]]`, over the kernel offsets k under
     which output site o meets an input site. Differentiable, twice if need be, in features, weight and bias. Half
     types are summed in float32; float32 uses TF32 on a GPU only where `torch.backends.cuda.matmul.allow_tf32` says
-    so. Inside `torch.autocast` features, weight and bias are cast to its dtype.
+    so. Inside `torch.autocast` features, weight and bias are cast to its dtype; float64 stays, as in torch's layers.
 
     Args:
         features: float tensor [N, Cin], one row for each input site of the rulebook.
@@ -55,11 +56,7 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
     if weight.shape[1:-1] != tuple(kernel) or weight.dim() < 3:
         expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
         raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
-    device = features.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        features, weight = features.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    features, weight, bias = autocast(features), autocast(weight), None if bias is None else autocast(bias)
     return _sparse_conv(  # type: ignore[no-any-return]
         features, weight.flatten(1, -2), bias, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, False
     )
