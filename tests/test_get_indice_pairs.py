@@ -16,7 +16,7 @@ import triops
 from triops import scenes
 from triops._gpu import pinned
 from triops._op import OPERATORS
-from triops.ops.rulebook import compact_indice_pairs, sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook import compact_indice_pairs, sparse_neighbors, strided_cpu, strided_gpu, submanifold_neighbors
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -393,6 +393,34 @@ def test_a_number_that_a_failed_call_left_behind_is_not_waited_for_again() -> No
     left_behind.expect()
     assert pinned.pinned_counter(device) is not left_behind
     assert pinned.pinned_counter(device) is pinned.pinned_counter(device)
+
+
+HUGE = [2**20, 2**20, 2**20]  # outputs are sorted there, not marked
+
+
+@pytest.mark.parametrize("shape", [[9, 9, 9], HUGE], ids=["marked", "sorted"])
+def test_more_pairs_than_int32_numbers(shape: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 54 pairs of two adjacent sites, where 40 is as far as the kernel counts in int32."""
+    sites = [[0, 4, 4, 4], [0, 4, 4, 5]]
+    expected = rulebook("reference", sites, 1, shape, 3, padding=1)
+    monkeypatch.setattr(strided_cpu, "MAX_INT32", 40)
+    assert_same(rulebook("cpu", sites, 1, shape, 3, padding=1), expected)
+    monkeypatch.setattr(strided_cpu, "MAX_INT32", 35)
+    with pytest.raises(ValueError, match=r"output sites must be at most .* got 36"):
+        rulebook("cpu", sites, 1, shape, 3, padding=1)
+
+
+def test_output_sites_are_counted_first_where_the_worst_case_would_take_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sites = torch.tensor([[0, 4, 4, 4], [0, 4, 4, 5]], dtype=torch.int32, device=GPU)
+    ones, zeros = (1, 1, 1), (0, 0, 0)
+    convolution = strided_gpu.plan(1, (9, 9, 9), (3, 3, 3), ones, ones, ones, zeros, False)
+    assert len(strided_gpu.sparse_table(sites, convolution)[0]) == 54
+    monkeypatch.setattr(strided_gpu, "MAX_UNCOUNTED", 54 * 16 - 1)
+    assert len(strided_gpu.sparse_table(sites, convolution)[0]) == 36
+    expected = rulebook("reference", sites.cpu(), 1, [9, 9, 9], 3, padding=1)
+    assert_same(rulebook("gpu", sites, 1, [9, 9, 9], 3, padding=1), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU is waited for")

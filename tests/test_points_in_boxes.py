@@ -18,6 +18,7 @@ from triops import scenes
 from triops._geometry.box import cpu as box_cpu
 from triops._geometry.box import reference as box
 from triops.ops.points_in_boxes import cpu as points_in_boxes_cpu
+from triops.ops.points_in_boxes import gpu as points_in_boxes_gpu
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -134,6 +135,16 @@ class TestCrowdedBoxes:
 
         grid(), brute_force()  # compile
         assert min(seconds(grid) for _ in range(9)) < 5 * min(seconds(brute_force) for _ in range(9))
+
+
+@pytest.mark.parametrize("operator", ["points_in_boxes", "points_in_boxes_all"])
+def test_batches_go_through_the_gpu_s_workspace_in_rounds(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    args = torch.rand(5, 40, 3, generator=g), torch.rand(5, 7, 7, generator=g), "center", 0.0
+    expected = run("reference", operator, args)
+    for batches in (1, 2, 4):
+        monkeypatch.setattr(points_in_boxes_gpu, "WORKSPACE", batches * (64 * 64 * 2 * 4 + 7 * 8 * 4))
+        assert torch.equal(run("gpu", operator, args).cpu(), expected)
 
 
 def test_numpy_numbers_are_numbers() -> None:

@@ -62,6 +62,8 @@ def _bad_calls() -> list[BadCall]:
         bad("indices of six columns", ValueError, r"got \[3, 6\]", sites.repeat(1, 2)[:, :6], 1, 5, 3),
         bad("float indices", TypeError, "indices must be int32 or int64, got float32", sites.float(), 1, 5, 3),
         bad("indices as a list", TypeError, "indices must be a Tensor, got list", sites.tolist(), 1, 5, 3),
+        bad("more sites than int32 counts in blocks", ValueError, r"at most 2\*\*30 sites.*got 2147483648",
+            sites[:1].expand(2**31, 4), 1, 5, 3),
         bad("batch_size 0", ValueError, "batch_size must be at least 1, got 0", sites, 0, 5, 3),
         bad("batch_size as a string", TypeError, "batch_size must be an integer, got str", sites, "1", 5, 3),
         bad("spatial_shape of two axes", ValueError, r"spatial_shape must have 3 entries.*got \[5, 5\]", sites, 1,

@@ -18,6 +18,7 @@ GRID = 64  # cells a side
 CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells a program of the build kernel
 BLOCK = _gpu.block(64, interpreted=1024)  # points a program of the search kernel
 MAX_BOXES = 1024  # what a head word of 32 bits can describe; more boxes take another round
+WORKSPACE = 256 * 2**20  # bytes that the grids may take; more batch elements than fit take another round
 
 
 def points_in_boxes(points, boxes, z_origin, margin):
@@ -42,6 +43,12 @@ def _search(points, boxes, z_origin, margin, out, every):
     batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
     words = (min(total, MAX_BOXES) + 31) // 32
     real = compute_dtype(points.dtype)
+    at_once = max(1, WORKSPACE // (GRID * GRID * (1 + words) * 4 + total * 8 * real.itemsize))
+    if batch > at_once:
+        for first in range(0, batch, at_once):
+            some = slice(first, first + at_once)
+            _search(points[some], boxes[some], z_origin, margin, out[some], every)
+        return
     # Frames of all boxes, one row a batch element for the map from points to cells, then the masks.
     mask_rows = batch * GRID * GRID * (1 + words) // (8 if real == torch.float32 else 16) + 1
     workspace = torch.empty((batch * total + batch + mask_rows, 8), dtype=real, device=points.device)

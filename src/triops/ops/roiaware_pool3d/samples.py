@@ -186,6 +186,8 @@ def _bad_forward(function: Callable[..., Any]) -> list[BadCall]:
         bad("a fraction as size", TypeError, "out_y must be an integer, got float", *good[:3], (2, 1.5, 2)),
         bad("a word as size", TypeError, "out_x must be an integer, got str", rois, points, features, "2"),
         bad("more cells than int32 can count", ValueError, "at most 2147483647 cells", rois, points, features, 2000),
+        bad("more points than int32 counts in blocks", ValueError, r"points must be at most 2\*\*30.*got 1073741825",
+            rois, points[:1].expand(2**30 + 1, 3), features[:1].expand(2**30 + 1, 2), 2),
         bad("no slot", ValueError, "max_points_per_voxel must be at least 1, got 0", *good, max_points_per_voxel=0),
         bad("too many slots", ValueError, "max_points_per_voxel must be at most", *good, max_points_per_voxel=2**31),
         bad("unknown mode", ValueError, "mode must be 'max' or 'avg', got 'sum'", *good, mode="sum"),

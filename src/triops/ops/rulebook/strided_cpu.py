@@ -19,6 +19,7 @@ CHUNK = 8192  # sites that share one row of counters
 SCAN = 1 << 16  # groups of eight output places a task of the scan
 PLACES_PER_PAIR = 64  # a grid with more output places than this for a candidate is sorted, not marked
 COUNT, COUNT_MARK, WRITE_RANKS, WRITE_KEYS = range(4)  # what _walk does with a pair
+MAX_INT32 = 2**31 - 1
 EIGHT_ONES = np.uint64(0x0101010101010101)
 
 
@@ -83,9 +84,9 @@ class Candidates:
         first = np.cumsum(num) - num
         keys = np.empty(int(num.sum()) + 1, np.int64)
         self._walk(WRITE_KEYS, places=start_in + before, flat=flat, keys=keys, key_places=first + before)
-        order = np.arange(len(keys) - 1, dtype=np.int32)
+        order = np.arange(len(keys) - 1, dtype=np.int32 if len(keys) <= MAX_INT32 else np.int64)
         ascending, order = radix_sort(keys, order)
-        out_indices = np.empty((_distinct(ascending, len(order)), self.indices.shape[1]), self.indices.dtype)
+        out_indices = self._out_indices(_distinct(ascending, len(order)))
         _rank_sorted(ascending, order, num, first, start_out, flat, self.out_shape, self.first_column, out_indices)
         return out_indices
 
@@ -107,9 +108,16 @@ class Candidates:
         run(_total, tasks, 2, words, totals)
         totals = np.cumsum(totals)
         base = np.empty(len(words), np.int32)
-        out_indices = np.empty((int(totals[-1]), self.indices.shape[1]), self.indices.dtype)
+        out_indices = self._out_indices(int(totals[-1]))
         run(_rank, tasks, 2, words, totals, self.out_shape, self.first_column, base, out_indices)
         return out_indices, base
+
+    def _out_indices(self, count):
+        if count > MAX_INT32:
+            raise ValueError(
+                f"get_indice_pairs: output sites must be at most 2**31 - 1, since rows are int32, got {count}"
+            )
+        return np.empty((count, self.indices.shape[1]), self.indices.dtype)
 
 
 def _find_active(indices, batch_size, spatial_shape):

@@ -25,6 +25,7 @@ from triops.ops.rulebook.geometry import output_shape
 from triops.ops.rulebook.submanifold_gpu import GRAIN
 
 MAX_BITMAP = 1 << 28  # output places; 32 MiB of bits, and twice that of ranks
+MAX_UNCOUNTED = 256 * 2**20  # bytes of output sites, at worst, up to which nobody waits for their number
 MAX_OWNERS = 1 << 23  # input places; 32 MiB, of which only the lines that hold sites are touched
 MARK_BLOCK, MARK_WARPS, MARK_TILE = _gpu.block(64, interpreted=1024), 1, _gpu.block(1, interpreted=4)
 RANK_WARPS = 4
@@ -154,6 +155,10 @@ def _rank_by_bitmap(indices, convolution, total, counts, scratch):
     grid = cdiv(count, MARK_BLOCK), convolution.mark_groups
     convolution.mark(grid, indices, zeros32, owners, start, words, count)
     limit = min(convolution.places, convolution.candidates * count)
+    if limit * indices.shape[1] * indices.element_size() > MAX_UNCOUNTED:
+        # Of candidates most are the same few outputs: worth waiting for their number rather than taking gigabytes.
+        totals = start + 2 + words
+        limit = int(zeros32[totals : totals + convolution.chunks].sum())
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
     convolution.scan(
         (convolution.chunks + (cdiv(count, 1024) if dense else 0),),
