@@ -1,6 +1,8 @@
 """Without a GPU, Triton kernels run in Triton's interpreter, which must be chosen before Triton is imported."""
 
+import functools
 import os
+from typing import Any
 
 import torch
 from hypothesis import settings
@@ -18,3 +20,23 @@ try:
     import triton  # noqa: F401
 except ImportError:
     collect_ignore_glob = ["src/**/gpu.py", "src/**/*_gpu.py", "src/triops/_gpu/*.py"]
+
+
+def refuse_integer_masks(method: str, position: int) -> None:
+    """The interpreter of Triton 3.9 takes booleans only as masks; older ones take integers too. Be as strict there."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    real = getattr(InterpreterBuilder, method)
+
+    @functools.wraps(real)
+    def checked(builder: Any, *args: Any, **options: Any) -> Any:
+        dtype = args[position].data.dtype
+        assert dtype.kind == "b", f"the mask of {method} must be boolean, got {dtype}: see `_gpu.arithmetic.as_mask`"
+        return real(builder, *args, **options)
+
+    setattr(InterpreterBuilder, method, checked)
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and "collect_ignore_glob" not in globals():
+    for method, position in (("create_masked_load", 1), ("create_masked_store", 2), ("create_atomic_rmw", 3)):
+        refuse_integer_masks(method, position)

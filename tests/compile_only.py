@@ -25,7 +25,7 @@ import triops  # noqa: F401
 from triops import _gpu, _sample
 from triops._op import OPERATORS
 
-_gpu.fast_launches = False  # what one target compiled must not serve the next
+_gpu.launch.fast_launches = False  # what one target compiled must not serve the next
 
 TARGETS = [
     GPUTarget("cuda", 80, 32),

@@ -20,6 +20,15 @@ def from_bits(bits, REAL: tl.constexpr):
 
 
 @triton.jit
+def as_mask(condition, like):
+    """A scalar condition as a mask of the shape of `like`.
+
+    `mask & condition` is an integer in Triton's interpreter, which Triton 3.9 refuses as a mask.
+    """
+    return (tl.zeros(like.shape, tl.int32) + condition.to(tl.int32)) != 0
+
+
+@triton.jit
 def popcount(x):
     """Bits set in a 32-bit integer."""
     x = x.to(tl.uint32)

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._dtypes import compute_dtype
+from triops._gpu.arithmetic import as_mask
 from triops.ops.border_align.reference import (
     check_argmax,
     empty_like_format,
@@ -451,8 +452,9 @@ def _sum_kernel(
     left = source - scratch_x * 4
     target = (image + n).to(tl.int64) * grad_n + (edge * channels + channel + c).to(tl.int64) * grad_c
     target = grad + target + y.to(tl.int64) * grad_y + x.to(tl.int64) * grad_x
-    upper = tl.load(source - scratch_y * 4 + 2, mask & (y > 0), 0.0)
-    upper += tl.load(left - scratch_y * 4 + 3, has_left & (y > 0), 0.0)
+    has_upper = as_mask(y > 0, mask)
+    upper = tl.load(source - scratch_y * 4 + 2, mask & has_upper, 0.0)
+    upper += tl.load(left - scratch_y * 4 + 3, has_left & has_upper, 0.0)
     for _ in range(y, tl.minimum(y + ROWS, height)):
         total = tl.load(source, mask, 0.0) + tl.load(left + 1, has_left, 0.0) + upper
         tl.store(target, total.to(grad.dtype.element_ty), mask)

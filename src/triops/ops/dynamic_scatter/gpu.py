@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
-from triops._gpu.arithmetic import divide
+from triops._gpu.arithmetic import as_mask, divide
 from triops._gpu.scan import MAX_SUMMED_BLOCKS, before_block
 from triops.ops.dynamic_scatter.reference import check_indices
 
@@ -231,7 +231,7 @@ def _reduce_kernel(
     inside = exists[:, None] & (channel < channels)[None, :]
     tl.store(reduced + at, result.to(reduced.dtype.element_ty), mask=inside)
 
-    chief = exists & (tl.program_id(0) % across == 0)
+    chief = exists & as_mask(tl.program_id(0) % across == 0, exists)
     tl.store(counts + voxel, count, mask=chief)
     first = tl.load(order + begin, mask=chief, other=0)
     for axis in tl.static_range(AXES):

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.arithmetic import popcount
+from triops._gpu.arithmetic import as_mask, popcount
 from triops._gpu.pinned import pinned_counter
 from triops._gpu.site_hash import SiteHash, load_site
 from triops.ops.rulebook.geometry import output_shape
@@ -297,7 +297,7 @@ def _mark_kernel(
     standing = tl.load(bitmap + home, mask=bits != 0, other=0).to(tl.uint32, bitcast=True)
     if OWNERS:
         own = (((b * T + t) * Z + z) * Y + y) * X + x
-        tl.store(owners + own, i, mask=inside & (tl.program_id(1) == 0))
+        tl.store(owners + own, i, mask=inside & as_mask(tl.program_id(1) == 0, inside))
     missing = (bits & standing) != bits
     before = tl.atomic_or(bitmap + home, bits.to(tl.int32, bitcast=True), mask=missing, sem="relaxed")
     for c in tl.static_range(1, TAPS):

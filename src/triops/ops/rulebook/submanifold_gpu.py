@@ -15,6 +15,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
+from triops._gpu.arithmetic import as_mask
 from triops._gpu.site_hash import SiteHash, find, load_site, parts, word_key
 
 WORD = 32
@@ -76,12 +77,12 @@ def _lookup_kernel(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     own = tl.load(home + i, mask=valid, other=-1)
-    several = tl.load(repeats) > 0
+    several = as_mask(tl.load(repeats) > 0, valid)
     _, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
     own_bit = x % PAYLOAD + HALO
     own_place = own.to(tl.int64) * WORD + own_bit
     active = own >= 0
-    first = valid & (tl.program_id(1) == 0)
+    first = valid & as_mask(tl.program_id(1) == 0, valid)
     if WIDE:
         own_bits = tl.load(masks + own, mask=active & first, other=0).to(tl.uint32, bitcast=True)
     else:
