@@ -170,15 +170,15 @@ def reference_us(operator: Operator, args: tuple[Any, ...]) -> float:
 
 
 def preparation() -> dict[str, Any]:
-    """What the first convolution of a rulebook costs on top: its tiles are made once and kept."""
-    from triops.ops.rulebook.tiles_gpu import make_tiles
+    """What `Rulebook.prepared()` costs, once per rulebook."""
+    from triops.ops.rulebook import row_tiles
     from triops.ops.sparse_conv.samples import lidar
 
     table = lidar().gather.cuda()
     return {
         "operator": "sparse_conv", "case": "preparing a rulebook, submanifold, 248636 sites", "dtype": "int32",
-        "graph_us": graph_us(lambda: make_tiles(table, table.shape[1])),
-        "eager_us": eager_us(lambda: make_tiles(table, table.shape[1])), "must_us": 80, "aim_us": 50,
+        "graph_us": graph_us(lambda: row_tiles(table, table.shape[1])),
+        "eager_us": eager_us(lambda: row_tiles(table, table.shape[1])), "must_us": 80, "aim_us": 50,
     }  # fmt: skip
 
 

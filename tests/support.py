@@ -43,5 +43,8 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
 
 
 def run(backend: str, operator: str, args: tuple[Any, ...]) -> Any:
-    """An operator's kernel, called as the dispatcher would, on the device its backend needs."""
-    return OPERATORS[operator].kernel(backend)(*_sample.to_device(args, device_of(backend)))
+    """An operator's kernel, called as the dispatcher would, on the device its backend needs. -> what it specifies"""
+    op, moved = OPERATORS[operator], _sample.to_device(args, device_of(backend))
+    got = op.kernel(backend)(*moved)
+    found = _sample.specified(op, moved, got)
+    return found[0] if isinstance(got, torch.Tensor) else tuple(found)

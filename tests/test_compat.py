@@ -366,15 +366,26 @@ def test_max_pooling_starts_at_0_and_shares_the_gradient_among_equals(ext):
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_the_remembered_tables_are_those_of_the_list(ext, kind):
+def test_the_tables_that_a_list_carries_are_those_of_the_list(ext, kind):
     stride, padding, subm, transpose, out_shape = CONVOLUTIONS[kind]
     twice = torch.cat([sites(), sites()[:3], torch.full((1, 4), 99).int()])  # duplicates, and a site outside
     out_indices, indice_pairs, num = pairs(ext, twice, out_shape, 3, stride, padding, subm, transpose)
     counts = (len(twice), len(out_indices))
-    remembered = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
+    carried = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
     read = _mmcv_sparse.tables(indice_pairs.clone(), num, *counts, 0)
-    assert torch.equal(remembered.gather, read.gather)
-    assert torch.equal(remembered.scatter, read.scatter)
+    assert torch.equal(carried.gather, read.gather)
+    assert torch.equal(carried.gather.flip(0) if carried.mirrored else carried.scatter, read.scatter)
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_the_list_of_pairs_is_that_of_get_indice_pairs(ext, kind):
+    stride, padding, subm, transpose, out_shape = CONVOLUTIONS[kind]
+    twice = torch.cat([sites(), sites()[:3], torch.full((1, 4), 99).int()])
+    got = pairs(ext, twice, out_shape, 3, stride, padding, subm, transpose)
+    expected = triops.get_indice_pairs(
+        twice, 2, SHAPE, 3, 1 if subm else stride, padding, subm=bool(subm), transpose=bool(transpose)
+    )
+    assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
 
 
 def test_a_list_of_pairs_that_changes_is_read_anew(ext):
@@ -386,6 +397,29 @@ def test_a_list_of_pairs_that_changes_is_read_anew(ext):
     indice_pairs[:, 1] = 0
     changed = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
     assert set(changed.scatter.unique().tolist()) <= {-1, 0}
+
+
+def test_a_list_that_changes_in_inference_mode_is_read_anew(ext):
+    with torch.inference_mode():
+        _, indice_pairs, num = pairs(ext, sites(), SHAPE, 3, 1, 1, subm=1)
+        indice_pairs[:, 1] = 0
+        changed = _mmcv_sparse.tables(indice_pairs, num, 40, 40, 0)
+    assert set(changed.scatter.unique().tolist()) <= {-1, 0}
+
+
+def test_a_rulebook_of_fewer_offsets_takes_the_first_filters_as_in_mmcv(ext):
+    """Cylinder3D shares one key between kernels (1, 3, 3) and (3, 3, 3)."""
+    flat = [[1, 3, 3], [1] * 3, [0, 1, 1], [1] * 3, [0] * 3]
+    _, indice_pairs, num = ext.get_indice_pairs_3d_forward(sites(), 2, SHAPE, SHAPE, *flat, 1, 0)
+    features, filters, grad = torch.randn(40, 2), torch.randn(3, 3, 3, 2, 4), torch.randn(40, 4)
+    out = ext.indice_conv_forward(features, filters, indice_pairs, num, 40, 0, 1)
+    assert torch.equal(out, ext.indice_conv_forward(features, filters[:1], indice_pairs, num, 40, 0, 1))
+    _, grad_filters = ext.indice_conv_backward(features, filters, grad, indice_pairs, num, 0, 1)
+    assert grad_filters.shape == filters.shape
+    assert grad_filters[0].any()
+    assert not grad_filters[1:].any()
+    with pytest.raises(ValueError, match="indicePairs has 9 kernel offsets, and filters"):
+        ext.indice_conv_forward(features, filters[:1, :1], indice_pairs, num, 40, 0, 1)
 
 
 def test_pairs_work_in_inference_mode(ext):

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import triops.nn as tnn
-from triops.nn import SparseConvTensor, SparseSequential
+from triops.nn import (
+    SparseConv3d,
+    SparseConvTensor,
+    SparseConvTranspose3d,
+    SparseInverseConv3d,
+    SparseSequential,
+    SubMConv3d,
+)
+from triops.ops.sparse_conv.samples import random_sites
 
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 DENSE_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -726,3 +734,53 @@ def test_the_examples_of_the_documentation_run():
 def test_the_example_trains_a_few_steps():
     example = runpy.run_path(str(ROOT / "examples" / "train_sparse_shapes.py"))
     assert 0 <= example["main"](["--steps", "3", "--batch", "4", "--test-batches", "1", "--device", "cpu"]) <= 1
+
+
+def unordered_tensor(channels: int = 4) -> SparseConvTensor:
+    sites = random_sites(60, 2, [5, 6, 7])  # in random order
+    return SparseConvTensor(torch.randn(60, channels), sites, [5, 6, 7], 2)
+
+
+def test_a_kernel_of_one_offset_keeps_the_sites_and_their_order():
+    x = unordered_tensor()
+    for layer in (SubMConv3d(4, 8, 1), SparseConv3d(4, 8, 1), SparseConvTranspose3d(4, 8, 1)):
+        assert layer(x).indices is x.indices
+    keyed = SparseConv3d(4, 8, 1, indice_key="down")
+    back = SparseInverseConv3d(8, 3, 1, "down")(keyed(x))
+    assert torch.equal(back.indices, x.indices)
+    expected = keyed(x).features @ SparseInverseConv3d(8, 3, 1, "down").weight.flatten(1).t()
+    assert back.features.shape == expected.shape
+    assert not torch.equal(SparseConv3d(4, 8, 1, stride=2)(x).indices[:3], x.indices[:3])
+
+
+def test_a_key_whose_sites_come_in_another_order_is_looked_up_anew():
+    first, last = SubMConv3d(4, 4, 3, indice_key="a"), SubMConv3d(4, 4, 3, indice_key="a")
+    x = first(unordered_tensor())
+    order = torch.randperm(60)
+    shuffled = SparseConvTensor(x.features[order], x.indices[order], x.spatial_shape, x.batch_size)
+    shuffled.indice_dict = x.indice_dict
+    torch.testing.assert_close(last(shuffled).features, last(x).features[order])
+
+
+def test_the_way_back_from_other_sites_is_refused():
+    x = SparseConv3d(4, 4, 3, 2, 1, indice_key="down")(unordered_tensor())
+    order = torch.randperm(len(x.indices))
+    shuffled = x._with(x.features[order], x.indices[order], x.spatial_shape, x.indice_dict)
+    with pytest.raises(ValueError, match="leads back from other sites"):
+        SparseInverseConv3d(4, 4, 3, "down")(shuffled)
+    copied = x._with(x.features, x.indices.clone(), x.spatial_shape, x.indice_dict)
+    assert SparseInverseConv3d(4, 4, 3, "down")(copied).features.shape == (60, 4)
+
+
+def test_layers_pass_prepared_rulebooks_on():
+    x = unordered_tensor()
+    x = SubMConv3d(4, 4, 3, indice_key="a")(x)
+    first = x.indice_dict["a"].rulebook
+    assert first.tables.pairs is not None
+    x = SubMConv3d(4, 4, 3, indice_key="a")(x)
+    assert x.indice_dict["a"].rulebook is first
+    x = SparseConv3d(4, 4, 3, 2, 1, indice_key="down")(x)
+    assert x.indice_dict["down"].rulebook.tables.transposed_pairs is not None
+    with torch.no_grad():
+        y = SparseConv3d(4, 4, 3, 2, 1, indice_key="quiet")(unordered_tensor())
+    assert y.indice_dict["quiet"].rulebook.tables.transposed_pairs is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,20 @@ from hypothesis import strategies as st
 from support import assert_same, run
 from torch import Tensor
 
+import triops
 from triops import Rulebook, scenes, sparse_conv
-from triops.ops.sparse_conv.plans import cached
-from triops.ops.sparse_conv.samples import hand_made, lidar, random_sites, sparse, submanifold
+from triops.ops.rulebook import row_tiles
+from triops.ops.rulebook.plans import Tiles
+from triops.ops.sparse_conv.samples import (
+    convolution_arguments,
+    hand_made,
+    lidar,
+    prepared,
+    random_sites,
+    sparse,
+    submanifold,
+    with_gather,
+)
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -42,6 +54,11 @@ def parameters(kernel: list[int], channels_in: int, channels_out: int, rows: int
     weight = torch.randn(channels_out, *kernel, channels_in, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(channels_out, dtype=torch.float64, requires_grad=True)
     return features, weight, bias
+
+
+def gradient_arguments(features: Tensor, grad: Tensor, book: Rulebook, flip: bool = False) -> tuple[Any, ...]:
+    tables = book.tables
+    return features, grad, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
 
 
 @st.composite
@@ -236,11 +253,10 @@ def test_no_number_of_channels_is_special(channels: tuple[int, int], dtype: torc
     inputs, outputs = channels
     features, grad = torch.randn(1300, inputs).to(dtype), torch.randn(1300, outputs).to(dtype)
     weight, bias = torch.randn(outputs, 27, inputs).to(dtype), torch.randn(outputs).to(dtype)
-    tables = book.gather, book.scatter, book.mirrored
     for flip in (False, True):
         for name, args in (
-            ("sparse_conv", (features, weight, bias, *tables, flip)),
-            ("sparse_conv_backward_weight", (features, grad, *tables, flip)),
+            ("sparse_conv", convolution_arguments(features, weight, bias, book, flip)),
+            ("sparse_conv_backward_weight", gradient_arguments(features, grad, book, flip)),
         ):
             expected = run("reference", name, args)
             largest = expected.abs().max()
@@ -255,21 +271,23 @@ def test_on_a_gpu_entries_that_are_no_rows_are_skipped(operator: str) -> None:
     wild.view(-1)[::7] = values.repeat(wild.numel())[: len(wild.view(-1)[::7])]
     tame.view(-1)[::7] = -1
     features, other = torch.randn(40, 4), torch.randn(6, 27, 4)
+    books = [with_gather(book, table) for table in (wild, tame)]
     if operator == "sparse_conv":
-        rest: tuple[Any, ...] = (other, None)
+        args = [convolution_arguments(features, other, None, b) for b in books]
     else:
-        rest = (torch.randn(wild.shape[1], 6),)
-    got = run("gpu", operator, (features, *rest, wild, book.scatter, False, False))
-    assert_same(got, run("reference", operator, (features, *rest, tame, book.scatter, False, False)))
+        grad = torch.randn(wild.shape[1], 6)
+        args = [gradient_arguments(features, grad, b) for b in books]
+    assert_same(run("gpu", operator, args[0]), run("reference", operator, args[1]))
 
 
 def test_with_triops_check_a_gpu_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIOPS_CHECK", "1")
     book = sparse(40, 2, [5, 6, 7], padding=1)()
-    book.gather[2, 1] = 40
+    table = book.gather
+    table[2, 1] = 40
+    args = convolution_arguments(torch.zeros(40, 4), torch.zeros(6, 27, 4), None, with_gather(book, table))
     with pytest.raises(IndexError, match=r"gather\[2, 1\] = 40"):
-        run("gpu", "sparse_conv", (torch.zeros(40, 4), torch.zeros(6, 27, 4), None, book.gather, book.scatter, False,
-                                   False))  # fmt: skip
+        run("gpu", "sparse_conv", args)
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -284,7 +302,7 @@ def test_float32_in_six_tensor_core_products(special: bool, monkeypatch: pytest.
         features[::9, ::5], features[1::9, ::7] = float("inf"), float("nan")
         weight[2, 13, 4], weight[3, 5, 6] = 0.0, float("inf")
     for flip in (False, True):
-        args = (features, weight, None, book.gather, book.gather, True, flip)
+        args = convolution_arguments(features, weight, None, book, flip)
         assert_same(run("gpu", "sparse_conv", args), run("reference", "sparse_conv", args))
 
 
@@ -293,7 +311,7 @@ def test_an_infinite_weight_reaches_only_the_outputs_that_meet_it(dtype: torch.d
     book = sparse(40, 2, [5, 6, 7], padding=1)()
     features, weight = torch.randn(40, 4).to(dtype), torch.randn(6, 27, 4).to(dtype)
     weight[1, 3, 2], weight[4, 20, 0] = float("inf"), float("nan")
-    args = (features, weight, None, book.gather, book.scatter, False, False)
+    args = convolution_arguments(features, weight, None, book)
     expected = run("reference", "sparse_conv", args)
     assert expected.isfinite().any(0).all()
     assert_same(run("cpu", "sparse_conv", args), expected)
@@ -307,7 +325,7 @@ def test_the_deterministic_weight_gradient_is_the_same_sum(flip: bool, monkeypat
 
     monkeypatch.setattr(gpu, "CHUNK", 16)  # several parts an offset
     book = submanifold(600, 1, [9, 10, 11])()
-    args = (torch.randn(600, 5), torch.randn(600, 3) * 0.1, book.gather, book.gather, True, flip)
+    args = gradient_arguments(torch.randn(600, 5), torch.randn(600, 3) * 0.1, book, flip)
     torch.use_deterministic_algorithms(True)
     try:
         got = run("gpu", "sparse_conv_backward_weight", args)
@@ -316,19 +334,144 @@ def test_the_deterministic_weight_gradient_is_the_same_sum(flip: bool, monkeypat
     assert_same(got, run("reference", "sparse_conv_backward_weight", args))
 
 
-def test_a_plan_is_made_once_a_table_and_again_when_the_table_changes() -> None:
-    table, made = torch.zeros(2, 3, dtype=torch.int32), []
-    for _ in range(2):
-        cached(table, "key", lambda: made.append(1))
-    assert len(made) == 1
-    table[0, 0] = 1
-    cached(table, "key", lambda: made.append(1))
-    assert len(made) == 2
-    book = submanifold(20, 1, [4, 5, 6])()
-    features, weight = torch.randn(20, 3), torch.randn(5, 3, 3, 3, 3)
-    sparse_conv(features, weight, book)
-    book.gather.fill_(-1)
-    assert not sparse_conv(features, weight, book).any()
+def test_a_prepared_rulebook_gives_the_same_bits_forward_and_backward() -> None:
+    for book in (submanifold(70, 1, [4, 5, 6])(), sparse(70, 2, [5, 6, 7], padding=1)()):
+        features, weight, bias = parameters([3, 3, 3], 4, 5, 70)
+        results = []
+        for made in (book, book.prepared(), book.prepared(backward=True)):
+            out = sparse_conv(features, weight, made, bias)
+            results.append((out, *torch.autograd.grad(out.square().sum(), (features, weight, bias))))
+        for result in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+def test_preparing_twice_does_nothing_and_a_rulebook_never_prepares_itself() -> None:
+    book = sparse(70, 2, [5, 6, 7], padding=1)()
+    sparse_conv(torch.randn(70, 4, requires_grad=True), torch.randn(5, 3, 3, 3, 4), book).sum().backward()
+    assert book.tables[4:] == (None,) * 4
+    ready = book.prepared(backward=True)
+    assert ready.prepared() is ready
+    assert ready.prepared(backward=True) is ready
+    assert ready.inverse().prepared(backward=True).tables.pairs is ready.tables.transposed_pairs
+
+
+def test_a_rulebook_is_a_value_whose_tables_are_handed_out_as_copies() -> None:
+    table = submanifold(20, 1, [4, 5, 6])().gather
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            made = submanifold(20, 1, [4, 5, 6])().prepared()
+            by_hand = with_gather(made, table)
+            features, weight = torch.randn(20, 3), torch.randn(5, 3, 3, 3, 3)
+            expected = sparse_conv(features, weight, made)
+            for book in (made, by_hand):
+                book.gather.fill_(-1)
+                book.scatter.fill_(-1)
+                assert torch.equal(sparse_conv(features, weight, book), expected)
+            table.fill_(-1)
+            assert torch.equal(sparse_conv(features, weight, by_hand), expected)
+        table = made.gather
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_copy_takes_over_tables_and_plans(backward: bool) -> None:
+    book = submanifold(40, 1, [4, 5, 6], seed=1)().prepared(backward=backward)
+    other = submanifold(40, 1, [4, 5, 6], seed=2)()
+    addresses = [t.data_ptr() for t in book.tables if isinstance(t, Tensor)]
+    features, weight = torch.randn(40, 3), torch.randn(5, 3, 3, 3, 3)
+    assert not torch.equal(sparse_conv(features, weight, book), sparse_conv(features, weight, other))
+    book.copy_(other)
+    assert [t.data_ptr() for t in book.tables if isinstance(t, Tensor)] == addresses
+    assert torch.equal(book.out_indices, other.out_indices)
+    assert torch.equal(sparse_conv(features, weight, book), sparse_conv(features, weight, other))
+    with pytest.raises(ValueError, match="same shapes"):
+        book.copy_(submanifold(41, 1, [4, 5, 6])())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_plan_that_belongs_to_no_table_touches_no_memory_outside(backend: str) -> None:
+    """Kernels read plans, and any operator can be called with any tensors."""
+    book = prepared(sparse(40, 2, [5, 6, 7], padding=1))()
+    values = torch.tensor([2**31 - 1, -(2**31), 40, -2, 1 << 20, 3], dtype=torch.int32)
+    wild = {
+        name: values.repeat(len(plan) // 6 + 1)[: len(plan)].roll(3)
+        for name, plan in book.tables._asdict().items()
+        if isinstance(plan, Tensor) and plan.dim() == 1
+    }
+    book.tables = book.tables._replace(**wild)
+    features, weight = torch.randn(40, 4), torch.randn(6, 27, 4)
+    grad = torch.randn(book.tables.gather.shape[1], 6)
+    for operator, args in (
+        ("sparse_conv", convolution_arguments(features, weight, None, book)),
+        ("sparse_conv_backward_weight", gradient_arguments(features, grad, book)),
+    ):
+        if backend == "cpu":
+            with pytest.raises(IndexError, match="pairs holds rows that do not exist"):
+                run(backend, operator, args)
+        else:
+            run(backend, operator, args)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams and graphs are a GPU's")
+
+
+def gpu_case(seed: int = 0) -> tuple[Rulebook, Tensor, Tensor]:
+    sites = scenes.lidar_sites(20_000, (11, 360, 360), 1, reach=0.22, roughness=0.1).cuda()
+    if seed:
+        sites = sites[torch.randperm(len(sites), generator=torch.Generator().manual_seed(seed)).cuda()]
+    book = Rulebook.submanifold(sites, 1, [11, 360, 360], 3)
+    return book, torch.randn(len(sites), 32, device="cuda"), torch.randn(32, 3, 3, 3, 32, device="cuda") * 0.1
+
+
+@needs_gpu
+def test_convolutions_of_one_rulebook_on_two_streams_are_right() -> None:
+    book, features, weight = gpu_case()
+    expected = sparse_conv(features, weight, book)
+    for made in (book, book.prepared()):
+        torch.cuda.synchronize()
+        streams, results = [torch.cuda.Stream() for _ in range(2)], []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(2_000_000)
+                results.append(sparse_conv(features, weight, made))
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@needs_gpu
+def test_a_first_use_inside_a_capture_leaves_nothing_behind() -> None:
+    warm, features, weight = gpu_case()
+    expected = sparse_conv(features, weight, warm)
+    book, _, _ = gpu_case()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sparse_conv(features, weight, book)
+    assert torch.equal(sparse_conv(features, weight, book), expected)
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
+@needs_gpu
+def test_a_captured_convolution_follows_its_rulebook() -> None:
+    book, features, weight = gpu_case()
+    book = book.prepared()
+    other = gpu_case(seed=1)[0]
+    expected = sparse_conv(features, weight, other)
+    before = sparse_conv(features, weight, book)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sparse_conv(features, weight, book)
+    book.gather.copy_(other.gather)  # a copy of the table: nothing happens
+    graph.replay()
+    assert torch.equal(captured, before)
+    book.copy_(other)
+    graph.replay()
+    assert torch.equal(captured, expected)
+    assert torch.equal(sparse_conv(features, weight, book), expected)
+
+
+def test_no_module_keeps_results_keyed_by_tensors() -> None:
+    for source in Path(triops.__file__).parent.rglob("*.py"):
+        assert "WeakTensorKey" not in source.read_text(), source
 
 
 def test_a_small_network_compiles_without_a_graph_break_forward_and_backward() -> None:
@@ -363,23 +506,21 @@ def gray_rank(masks: Tensor) -> Tensor:
 
 
 def test_tiles_hold_every_pair_once_and_sort_almost_as_well_as_a_whole_sort_would() -> None:
-    pytest.importorskip("triton")
-    from triops.ops.rulebook.tiles_gpu import make_tiles
-
     sites = scenes.lidar_sites(8_000, (11, 360, 360), 1, reach=0.22, roughness=0.1)
     table = Rulebook.submanifold(sites, 1, [11, 360, 360], 3).gather
     taps, count = table.shape
-    tiles = make_tiles(table.to("cuda" if torch.cuda.is_available() else "cpu"), count, 64)
+    plan = row_tiles(table.to("cuda" if torch.cuda.is_available() else "cpu"), count, 64)
+    tiles = Tiles.of(plan.cpu(), taps, count, 64)
 
     found = torch.full_like(table, -1)
     for tile, visits in enumerate(tiles.counts.tolist()):
-        rows = tiles.rows[tile * 64 : (tile + 1) * 64].long().cpu()
+        rows = tiles.rows[tile].long()
         for visit in range(visits):
-            neighbors = tiles.neighbors[tile, visit].cpu()
+            neighbors, offset = tiles.neighbors[tile, visit], tiles.offsets[tile, visit]
             assert (neighbors[rows < 0] == -1).all()
             assert (neighbors >= 0).any()
-            assert (found[tiles.taps[tile, visit].cpu(), rows[rows >= 0]] == -1).all()
-            found[tiles.taps[tile, visit].cpu(), rows[rows >= 0]] = neighbors[rows >= 0]
+            assert (found[offset, rows[rows >= 0]] == -1).all()
+            found[offset, rows[rows >= 0]] = neighbors[rows >= 0]
     assert torch.equal(found, table)
 
     order = torch.argsort(gray_rank(masks_of(table)), stable=True)

@@ -11,10 +11,15 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def autocast(tensor: Tensor) -> Tensor:
-    """A tensor as torch's own layers take it inside `torch.autocast`: in its dtype, but float64 as it is."""
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that torch's own layers take a tensor in: that of `torch.autocast` inside it, but float64 stays."""
     device = tensor.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensor
     castable = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(torch.get_autocast_dtype(device)) if castable else tensor
+    if device == "meta" or not castable or not torch.is_autocast_enabled(device):
+        return tensor.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """A tensor as torch's own layers take it; see `autocast_dtype`."""
+    return tensor.to(autocast_dtype(tensor))

@@ -5,7 +5,8 @@ Each operator folder has a `samples.py` with
     BAD_CALLS  list of BadCall
     work(operator, args) -> Work             what a call must at least move and compute
     baselines(operator) -> dict[str, fn]     what else computes the same: plain torch, installed peers
-and, where the usual standard does not fit, STANDARD: dict from operator to Standard.
+and, where the usual standard does not fit, STANDARD: dict from operator to Standard; where an output holds places that
+the operator leaves open, specified(operator, args, outputs) -> outputs with one value in all of those.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def module_of(operator: Operator) -> ModuleType:
 def standard_of(operator: Operator) -> Standard:
     declared: dict[str, Standard] = getattr(module_of(operator), "STANDARD", {})
     return declared.get(operator.name, Standard())
+
+
+def specified(operator: Operator, args: tuple[Any, ...], outputs: Any) -> list[Tensor]:
+    """The outputs of a call, without what the operator leaves open: what two backends must agree on."""
+    rule = getattr(module_of(operator), "specified", None)
+    found = tensors_of(outputs)
+    return found if rule is None else rule(operator.name, args, found)
 
 
 def modules() -> list[ModuleType]:

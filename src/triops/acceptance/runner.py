@@ -121,7 +121,8 @@ def _judged(
             with reference_backend():
                 operator(*args)
         with poisoned_allocations():
-            outputs = _sample.tensors_of(operator.kernel(backend)(*_sample.to_device(args, device)))
+            moved = _sample.to_device(args, device)
+            outputs = _sample.specified(operator, moved, operator.kernel(backend)(*moved))
         where = device if task.scale == "network" else "cpu"
         own, wide = references(operator, _sample.to_device(args, where))
         judgements = judge(outputs, own, wide, standard)
@@ -138,10 +139,10 @@ def _judged(
 
 def references(operator: Operator, args: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
     """The reference at the arguments' own dtype, and in float64."""
-    own = _sample.tensors_of(operator.reference(*args))
+    own = _sample.specified(operator, args, operator.reference(*args))
     wider = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
     same = all(a.dtype == w.dtype for a, w in zip(_sample.tensors_of(args), _sample.tensors_of(wider), strict=True))
-    return own, own if same else _sample.tensors_of(operator.reference(*wider))
+    return own, own if same else _sample.specified(operator, args, operator.reference(*wider))
 
 
 def _timed(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 import triops
 from triops import _check
-from triops.ops.rulebook import sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook import Rulebook, packed_pairs
+from triops.ops.rulebook.plans import Pairs
+from triops.ops.rulebook.rulebook import Tables, scatter_of
+from triops.ops.sparse_conv import convolution, features_gradient, weight_gradient
 
 Ints = Sequence[int]
-operators = torch.ops.triops
 
 
 def get_indice_pairs_forward(
@@ -40,14 +41,11 @@ def get_indice_pairs_forward(
             f"get_indice_pairs_{axes}d: outSpatialShape must be {list(grid)} for these parameters, "
             f"got {list(outSpatialShape)}"
         )
-    geometry = (indices, int(batchSize), shape, kernel)  # some callers have it as a tensor
-    made = triops.get_indice_pairs(*geometry, step, pad, gap, extra, subm, transpose)
+    sites = indices, int(batchSize), shape, kernel  # some callers have the batch size as a tensor
     if subm:
-        gather = submanifold_neighbors(*geometry, gap)
-        remember(made[1], Tables(gather, gather.flip(0)))
-    else:
-        remember(made[1], Tables(*sparse_neighbors(*geometry, step, pad, gap, extra, transpose)[1:]))
-    return list(made)
+        return [indices.clone(), *_list_of(Rulebook.submanifold(*sites, gap))]
+    rulebook = Rulebook.sparse(*sites, step, pad, gap, extra, transpose)
+    return [rulebook.out_indices, *_list_of(rulebook)]
 
 
 def get_indice_pairs_backward(indices: Tensor, gridOut: Tensor, *args: Any, axes: int, **kwargs: Any) -> list[Tensor]:
@@ -55,43 +53,40 @@ def get_indice_pairs_backward(indices: Tensor, gridOut: Tensor, *args: Any, axes
     return get_indice_pairs_forward(indices, *args, axes=axes, **kwargs)
 
 
-class Tables(NamedTuple):
-    gather: Tensor  # int32 [K, outputs]: the input row, or -1
-    scatter: Tensor  # int32 [K, inputs]: the output row, or -1
-
-    @property
-    def outputs(self) -> int:
-        return self.gather.shape[1]
-
-    @property
-    def inputs(self) -> int:
-        return self.scatter.shape[1]
+# mmcv hands a list of pairs from layer to layer and nothing else, so the list carries its rulebook with it.
+RULEBOOK = "triops_rulebook"
 
 
-# The tables behind a list of pairs. Convolutions read these; the list itself is read only where it came from elsewhere.
-# All layers that share an indice_key, and their backward passes, hand in the same tensor.
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def remember(indice_pairs: Tensor, made: Tables) -> Tables:
-    _known[indice_pairs] = (_version(indice_pairs), made)
-    return made
+def _list_of(rulebook: Rulebook) -> tuple[Tensor, Tensor]:
+    """-> indicePairs int32 [K, 2, L], -1 behind the pairs, and indiceNum int32 [K]."""
+    with torch.inference_mode(False):  # a tensor of inference mode would not tell that it was written to
+        scatter, outputs = scatter_of(rulebook.tables), rulebook.tables.gather.shape[1]
+        indice_pairs, num = Pairs.of(packed_pairs(scatter, outputs), *scatter.shape)
+        slots = torch.arange(scatter.shape[1], dtype=torch.int32, device=num.device)
+        indice_pairs.masked_fill_((slots >= num[:, None])[:, None], -1)
+    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), rulebook.prepared().tables))
+    return indice_pairs, num
 
 
 def tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int, inverse: int) -> Tables:
-    """The neighbour tables behind a list of pairs; an inverse convolution swaps inputs and outputs."""
+    """The tables behind a list of pairs; an inverse convolution swaps inputs and outputs.
+
+    Read from the list where it came from elsewhere, was written to, or is asked for other numbers of rows.
+    """
     if inverse:
-        return Tables(*reversed(tables(indice_pairs, indice_num, outputs, inputs, 0)))
-    version, found = _known.get(indice_pairs, (None, None))
-    if found is None or (version, found.outputs, found.inputs) != (_version(indice_pairs), outputs, inputs):
-        found = remember(indice_pairs, _make_tables(indice_pairs, indice_num, inputs, outputs))
-    made: Tables = found
-    return made
+        return tables(indice_pairs, indice_num, outputs, inputs, 0).inverse()
+    known: tuple[int, Tables] | None = getattr(indice_pairs, RULEBOOK, None)
+    if known is not None:
+        version, found = known
+        rows = found.gather.shape[1], found.scatter.shape[1]
+        if (version, rows) == (_version(indice_pairs), (outputs, inputs)):
+            return found
+    return _make_tables(indice_pairs, indice_num, inputs, outputs)
 
 
 def _version(tensor: Tensor) -> int:
-    """Changes when the tensor is written to; tensors of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    """Changes when the tensor is written to."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _make_tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int) -> Tables:
@@ -113,7 +108,7 @@ def _make_tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs:
         cells[torch.where(valid, offset * count + rows, spare)] = values
         return cells[:-1].view(offsets, count)
 
-    return Tables(table(rows_out, rows_in, outputs), table(rows_in, rows_out, inputs))
+    return Tables(table(rows_out, rows_in, outputs), table(rows_in, rows_out, inputs), False)
 
 
 def _check_pairs(indice_pairs: Tensor, indice_num: Tensor) -> None:
@@ -125,9 +120,19 @@ def _check_pairs(indice_pairs: Tensor, indice_num: Tensor) -> None:
         raise ValueError(f"indiceNum must have shape [{indice_pairs.shape[0]}], got {list(indice_num.shape)}")
 
 
-def _taps(filters: Tensor) -> Tensor:
-    """mmcv's [*kernel, Cin, Cout] as [Cout, K, Cin], without a copy."""
-    return filters.flatten(0, -3).permute(2, 0, 1)
+def _matrices(filters: Tensor, offsets: int) -> Tensor:
+    """mmcv's [*kernel, Cin, Cout] as [Cout, K, Cin], without a copy.
+
+    mmcv goes through the pairs that there are, and some networks (Cylinder3D) share the list of a smaller kernel: then
+    the first filters are used and the others are not.
+    """
+    matrices = filters.flatten(0, -3).permute(2, 0, 1)
+    if matrices.shape[1] < offsets:
+        raise ValueError(
+            f"indicePairs has {offsets} kernel offsets, and filters of shape {list(filters.shape)} only "
+            f"{matrices.shape[1]}"
+        )
+    return matrices[:, :offsets]
 
 
 def indice_conv_forward(
@@ -141,26 +146,26 @@ def fused_indice_conv_forward(
     features: Tensor, filters: Tensor, bias: Tensor | None, indicePairs: Tensor, indiceNum: Tensor, numActOut: int,
     _inverse: int, _subM: int,
 ) -> Tensor:  # fmt: skip
-    gather, scatter = tables(indicePairs, indiceNum, features.shape[0], int(numActOut), _inverse)
-    out: Tensor = operators.sparse_conv(features, _taps(filters), bias, gather, scatter, False, False)
-    return out
+    found = tables(indicePairs, indiceNum, features.shape[0], int(numActOut), _inverse)
+    return convolution(features, _matrices(filters, indicePairs.shape[0]), bias, found)
 
 
 def indice_conv_backward(
     features: Tensor, filters: Tensor, outGrad: Tensor, indicePairs: Tensor, indiceNum: Tensor, _inverse: int,
     _subM: int,
 ) -> list[Tensor]:  # fmt: skip
-    gather, scatter = tables(indicePairs, indiceNum, features.shape[0], outGrad.shape[0], _inverse)
-    # the gradient of the features is the convolution with the tables exchanged
-    grad_features = operators.sparse_conv(outGrad, _taps(filters).permute(2, 1, 0), None, scatter, gather, False, False)
-    grad_taps = operators.sparse_conv_backward_weight(features, outGrad, gather, scatter, False, False)
-    return [grad_features, grad_taps.permute(1, 2, 0).contiguous().view(filters.shape)]
+    found = tables(indicePairs, indiceNum, features.shape[0], outGrad.shape[0], _inverse)
+    grad_features = features_gradient(outGrad, _matrices(filters, indicePairs.shape[0]), found)
+    grad = weight_gradient(features, outGrad, found).permute(1, 2, 0)
+    grad_filters = torch.zeros_like(filters, memory_format=torch.contiguous_format)
+    grad_filters.flatten(0, -3)[: grad.shape[0]] = grad
+    return [grad_features, grad_filters]
 
 
 def indice_maxpool_forward(features: Tensor, indicePairs: Tensor, indiceNum: Tensor, numAct: int) -> Tensor:
     """mmcv's maximum starts at 0, as if every window held an empty site."""
-    gather, scatter = tables(indicePairs, indiceNum, features.shape[0], int(numAct), 0)
-    best: Tensor = operators.sparse_max_pool(features, gather, scatter)[0]
+    found = tables(indicePairs, indiceNum, features.shape[0], int(numAct), 0)
+    best: Tensor = torch.ops.triops.sparse_max_pool(features, found.gather, scatter_of(found))[0]
     return best.clamp_(min=0)
 
 
@@ -168,7 +173,7 @@ def indice_maxpool_backward(
     features: Tensor, outFeatures: Tensor, outGrad: Tensor, indicePairs: Tensor, indiceNum: Tensor
 ) -> Tensor:
     """Every input that equals the maximum of its window gets the gradient, in mmcv: so no operator of triops fits."""
-    _, scatter = tables(indicePairs, indiceNum, features.shape[0], outFeatures.shape[0], 0)
+    scatter = scatter_of(tables(indicePairs, indiceNum, features.shape[0], outFeatures.shape[0], 0))
     grad = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
     for rows in scatter:
         output = rows.clamp(min=0)

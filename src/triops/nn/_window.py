@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from triops.nn.sparse_modules import SparseModule
-from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size
-from triops.ops.rulebook.geometry import as_list
-from triops.ops.sparse_conv import Rulebook
-
-Ints = int | Sequence[int]
+from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size, same_tensor
+from triops.ops.rulebook import Rulebook
+from triops.ops.rulebook.geometry import Ints, as_list
 
 
 class Window(SparseModule):
@@ -82,26 +79,36 @@ class Window(SparseModule):
         geometry["dilation"] = self.dilation
         return geometry
 
-    def _rulebook(self, input: SparseConvTensor) -> tuple[Rulebook, dict[str, Any]]:
-        """The rulebook of this layer on this input, and the `indice_dict` of the output."""
+    def _rulebook(self, input: SparseConvTensor) -> Rulebook:
+        """The rulebook of this layer on this input: what an earlier layer left under its key, or a new one."""
         known = input.find_indice_pair(self.indice_key)
         if self.inverse:
-            return self._inverse_rulebook(input, known), input.indice_dict
+            return self._inverse_rulebook(input, known)
         if known is not None:
             self._check_fit(known, input)
-            return known.rulebook, input.indice_dict
+            if same_tensor(known.indices, input.indices):
+                return known.rulebook
         sites = input.indices, input.batch_size, input.spatial_shape
         if self.subm:
-            rulebook = Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
-        else:
-            rulebook = Rulebook.sparse(
-                *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding,
-                self.transposed,
-            )  # fmt: skip
+            return Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
+        return Rulebook.sparse(
+            *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, self.transposed
+        )
+
+    def _passed_on(self, input: SparseConvTensor, rulebook: Rulebook) -> dict[str, Any]:
+        """The `indice_dict` of the output: that of the input, with this layer's rulebook as it is now."""
         if self.indice_key is None:
-            return rulebook, input.indice_dict
+            return input.indice_dict
+        known = input.indice_dict.get(self.indice_key)
+        if self.inverse:
+            assert known is not None
+            made = IndiceData(rulebook.inverse(), known.geometry)
+        elif known is not None and known.rulebook is rulebook:
+            return input.indice_dict
+        else:
+            made = IndiceData(rulebook, self._geometry())
         # A copy: tensors that share the input's dictionary may branch off with the same key for other sites.
-        return rulebook, {**input.indice_dict, self.indice_key: IndiceData(rulebook, self._geometry())}
+        return {**input.indice_dict, self.indice_key: made}
 
     def _inverse_rulebook(self, input: SparseConvTensor, known: IndiceData | None) -> Rulebook:
         if known is None:
@@ -115,6 +122,8 @@ class Window(SparseModule):
         if known.ksize != self.kernel_size:
             self._unfit("kernel_size", known.ksize, self.kernel_size)
         self._check_sites(known.out_indices, known.out_spatial_shape, known.rulebook.batch_size, input)
+        if not same_tensor(known.out_indices, input.indices):
+            self._require_equal_sites(known.out_indices, input.indices)
         return known.rulebook.inverse()
 
     def _check_fit(self, known: IndiceData, input: SparseConvTensor) -> None:
@@ -132,17 +141,23 @@ class Window(SparseModule):
         if indices is not input.indices and not same_size(indices, input.indices):
             self._unfit("number of sites", indices.shape[0], input.indices.shape[0])
 
+    def _require_equal_sites(self, known: Tensor, own: Tensor) -> None:
+        """Other sites than the rulebook's, or the same in another order, would silently mix up the features."""
+        if torch.compiler.is_compiling():
+            torch._assert_async((known == own).all())
+        elif not torch.equal(known, own):
+            self._fail(f"indice_key {self.indice_key!r} leads back from other sites, or from the same in another order")
+
     def _unfit(self, what: str, known: Any, own: Any) -> None:
         self._fail(
             f"indice_key {self.indice_key!r} holds a rulebook with {what} {known}, and here it is {own}; "
             "layers that differ need keys of their own"
         )
 
-    def _output(
-        self, input: SparseConvTensor, features: Tensor, rulebook: Rulebook, indice_dict: dict[str, Any]
-    ) -> SparseConvTensor:
+    def _output(self, input: SparseConvTensor, features: Tensor, rulebook: Rulebook) -> SparseConvTensor:
         if "max_num_voxels_during_training" in self._buffers:
             self.max_num_voxels_during_training.clamp_(min=rulebook.out_indices.shape[0])
+        indice_dict = self._passed_on(input, rulebook)
         return input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from triops.nn._window import Ints, Window
+from triops._dtypes import autocast_dtype
+from triops.nn._window import Window
 from triops.nn.sparse_tensor import SparseConvTensor
-from triops.ops.sparse_conv import sparse_conv
+from triops.ops.rulebook import Rulebook
+from triops.ops.rulebook.geometry import Ints
+from triops.ops.sparse_conv import preferred_tile, sparse_conv
 
 
 class SparseConvolution(Window):
@@ -96,13 +99,24 @@ class SparseConvolution(Window):
         if input.features.shape[1] != self.in_channels:
             self._fail(f"input must have {self.in_channels} channels, got {input.features.shape[1]}")
         weight = self.kernel()
-        if self.subm and self.volume == 1:  # every site meets itself alone
+        if self._keeps_sites():  # every site meets itself alone
             output = input.replace_feature(F.linear(input.features, weight.flatten(1), self.bias))
+            if self.indice_key is not None and not self.subm:  # an inverse convolution may ask for the way back
+                same = Rulebook.submanifold(input.indices, input.batch_size, input.spatial_shape, self.kernel_size)
+                output.indice_dict = self._passed_on(input, same)
         else:
-            rulebook, indice_dict = self._rulebook(input)
+            rulebook = self._rulebook(input).prepared(
+                backward=torch.is_grad_enabled() and (weight.requires_grad or input.features.requires_grad),
+                tile=preferred_tile(autocast_dtype(input.features), self.in_channels, self.out_channels),
+            )
             features = sparse_conv(input.features, weight, rulebook, self.bias)
-            output = self._output(input, features, rulebook, indice_dict)
+            output = self._output(input, features, rulebook)
         return output if add_input is None else output + add_input
+
+    def _keeps_sites(self) -> bool:
+        """A kernel of one offset that reaches no other site: the outputs are the inputs' rows, in their order."""
+        alone = self.volume == 1 and not self.inverse
+        return alone and (self.subm or (set(self.stride) == {1} and not any(self.padding + self.output_padding)))
 
     def extra_repr(self) -> str:
         without_bias = ", bias=False" if self.bias is None else ""

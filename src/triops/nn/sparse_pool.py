@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from triops.nn._window import Ints, Window
+from triops.nn._window import Window
 from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import SparseConvTensor
-from triops.ops.sparse_conv import Rulebook
+from triops.ops.rulebook import Rulebook
+from triops.ops.rulebook.geometry import Ints
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 
 
@@ -44,8 +45,8 @@ class _Pool(Window):
 
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         self._check_input(input)
-        rulebook, indice_dict = self._rulebook(input)
-        return self._output(input, type(self)._pool(input.features, rulebook), rulebook, indice_dict)
+        rulebook = self._rulebook(input)
+        return self._output(input, type(self)._pool(input.features, rulebook), rulebook)
 
 
 class SparseMaxPool(_Pool):

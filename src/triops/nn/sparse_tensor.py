@@ -12,7 +12,7 @@ from torch import Tensor
 from triops import _check
 
 if TYPE_CHECKING:
-    from triops.ops.sparse_conv import Rulebook
+    from triops.ops.rulebook import Rulebook
 
 
 class IndiceData:
@@ -214,6 +214,15 @@ def same_size(a: Tensor, b: Tensor) -> bool:
         torch._check(a.shape[0] == b.shape[0])
         return True
     return a.shape[0] == b.shape[0]
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether two names stand for one tensor, or for one piece of memory seen in one way."""
+    if a is b:
+        return True
+    if torch.compiler.is_compiling():  # addresses are not known
+        return False
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
 def _as_int(value: Any) -> int:

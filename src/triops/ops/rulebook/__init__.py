@@ -10,9 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from triops import _op
+from triops import _check, _op
 from triops.ops.rulebook import geometry, reference
 from triops.ops.rulebook.geometry import Ints, as_lists, checker, dimensions
+from triops.ops.rulebook.plans import LARGEST_TILE, TILE, pairs_size, tiles_size
 
 
 def compact_indice_pairs(
@@ -87,6 +88,69 @@ def sparse_neighbors(
     return _sparse_neighbors(indices, batch_size, *lists, transpose)  # type: ignore[no-any-return]
 
 
+def packed_pairs(table: Tensor, rows: int) -> Tensor:
+    """The pairs of a table, packed offset by offset: int32 of the layout of `plans.Pairs`.
+
+    Args:
+        table: int32 [K, A], an entry is a row of `rows` or -1.
+        rows: how many rows the entries count. On a CPU an entry outside raises IndexError; on a GPU it counts as -1.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import packed_pairs
+    >>> from triops.ops.rulebook.plans import Pairs
+    >>> pairs, counts = Pairs.of(packed_pairs(torch.tensor([[-1, 4, 2]], dtype=torch.int32), 5), 1, 3)
+    >>> pairs[0, :, : counts[0]].tolist()
+    [[1, 2], [4, 2]]
+    """
+    return _packed_pairs(table, rows)  # type: ignore[no-any-return]
+
+
+def row_tiles(table: Tensor, rows: int, tile: int = TILE) -> Tensor:
+    """The columns of a table in tiles that share offsets: int32 of the layout of `plans.Tiles`.
+
+    Args:
+        table, rows: as in `packed_pairs`.
+        tile: columns per tile, a power of two from 16 to 256.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import row_tiles
+    >>> from triops.ops.rulebook.plans import Tiles
+    >>> tiles = Tiles.of(row_tiles(torch.tensor([[-1, 4, 2], [1, -1, 0]], dtype=torch.int32), 5, 16), 2, 3, 16)
+    >>> tiles.counts.tolist(), tiles.offsets.tolist()
+    ([2], [[0, 1]])
+    """
+    return _row_tiles(table, rows, tile)  # type: ignore[no-any-return]
+
+
+def _check_table(operator: str, table: Tensor, rows: int) -> _check.Checker:
+    c = _check.Checker(operator)
+    c.shape("table", table, "K", "A")
+    c.dtype("table", table, (torch.int32,))
+    c.at_least("rows", rows, 0)
+    return c
+
+
+def _check_packed(table: Tensor, rows: int) -> None:
+    _check_table("packed_pairs", table, rows)
+
+
+def _check_tiles(table: Tensor, rows: int, tile: int) -> None:
+    check_tile(_check_table("row_tiles", table, rows), tile)
+
+
+def check_tile(c: _check.Checker, tile: int) -> None:
+    if not 16 <= tile <= LARGEST_TILE or tile & (tile - 1):
+        c.fail(f"tile must be a power of two from 16 to {LARGEST_TILE}, got {tile}")
+
+
+def _fake_packed(table: Tensor, rows: int) -> Tensor:
+    return table.new_empty((pairs_size(table),))
+
+
+def _fake_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
+    return table.new_empty((tiles_size(table, tile),))
+
+
 def _check_submanifold(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
 ) -> None:
@@ -145,11 +209,14 @@ _compact_indice_pairs = _op.define(
 )
 _submanifold_neighbors = _op.define(reference.submanifold_neighbors, check=_check_submanifold, fake=_fake_submanifold)
 _sparse_neighbors = _op.define(reference.sparse_neighbors, check=_check_sparse, fake=_fake_sparse)
+_packed_pairs = _op.define(reference.packed_pairs, check=_check_packed, fake=_fake_packed)
+_row_tiles = _op.define(reference.row_tiles, check=_check_tiles, fake=_fake_tiles)
 for _operator in (_compact_indice_pairs, _sparse_neighbors):
     _operator.dynamic_output = True
 
 from triops.ops.rulebook.rulebook import Rulebook, check_rulebook  # noqa: E402 - stands on the operators above
 
 __all__ = [
-    "Rulebook", "check_rulebook", "compact_indice_pairs", "sparse_neighbors", "submanifold_neighbors",
+    "Rulebook", "check_rulebook", "compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors",
+    "submanifold_neighbors",
 ]  # fmt: skip

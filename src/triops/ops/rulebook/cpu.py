@@ -9,9 +9,15 @@ from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages, minus_ones
 from triops._cpu.threads import run
 from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites
+from triops.ops.rulebook.plans import Pairs, pairs_size
+from triops.ops.rulebook.reference import row_tiles  # no CPU kernel reads tiles
 from triops.ops.rulebook.strided_cpu import Candidates
 from triops.ops.rulebook.submanifold_cpu import Sweep
+from triops.ops.rulebook.tables import refuse_rows_outside
 
+__all__ = ["compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors", "submanifold_neighbors"]
+
+PACKED = 200_000  # entries of a table, worth a thread
 SCRATCH = 1 << 28  # int32 places; a wider [K, 2, L] is not taken as scratch, the pairs are counted first instead
 
 
@@ -61,6 +67,24 @@ def sparse_neighbors(
     return out_indices, inputs, _table(pairs[0], pairs[1], offsets, indices.shape[0])
 
 
+def packed_pairs(table, rows):
+    return pack("packed_pairs", "table", table, rows)
+
+
+def pack(operator, name, table, rows):
+    """The plan of pairs, for an operator that knows the table by another name."""
+    offsets, columns = table.shape
+    plan = torch.empty(pairs_size(table), dtype=torch.int32)  # memory that is never touched costs nothing
+    in_huge_pages(plan)
+    packed, counts = Pairs.of(plan, offsets, columns)
+    outside = np.zeros(1, np.uint8)
+    grain = max(1, PACKED // max(columns, 1))
+    run(_pack, offsets, grain, as_numpy(table), rows, packed.numpy(), counts.numpy(), outside)
+    if outside[0]:
+        refuse_rows_outside(operator, name, table, rows)
+    return plan
+
+
 def find_pairs(
     indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, subm, transpose
 ):
@@ -97,3 +121,22 @@ def _scatter(begin, end, places, values, offsets, table):
     for k in range(begin, end):
         for j in range(offsets[k], offsets[k + 1]):
             table[k, places[j]] = values[j]
+
+
+@jit
+def _pack(begin, end, table, rows, packed, counts, outside):
+    """The pairs of offsets [begin, end). Without a branch: an entry of -1 is written behind the last pair, and
+    overwritten by the next."""
+    columns = table.shape[1]
+    last = max(columns - 1, 0)
+    for k in range(begin, end):
+        n, bad = 0, False
+        entries, to_columns, to_entries = table[k], packed[k, 0], packed[k, 1]
+        for column in range(columns):
+            entry = entries[column]
+            to_columns[min(n, last)], to_entries[min(n, last)] = column, entry
+            n += entry >= 0
+            bad |= (entry < -1) | (entry >= rows)
+        counts[k] = n
+        if bad:
+            outside[0] = 1

@@ -1,4 +1,4 @@
-"""A rulebook's tables on GPU. `submanifold_gpu.py` and `strided_gpu.py` hold the kernels."""
+"""A rulebook's tables and plans on GPU. `submanifold_gpu.py`, `strided_gpu.py` and `plans_gpu.py` hold the kernels."""
 
 import math
 
@@ -6,8 +6,11 @@ import torch
 
 from triops.ops.rulebook.geometry import refuse_outside_sites
 from triops.ops.rulebook.pairs_gpu import padded_pairs, trimmed
+from triops.ops.rulebook.plans_gpu import packed_pairs, row_tiles
 from triops.ops.rulebook.strided_gpu import invert_table, plan, sparse_table
 from triops.ops.rulebook.submanifold_gpu import submanifold_table
+
+__all__ = ["compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors", "submanifold_neighbors"]
 
 
 def compact_indice_pairs(

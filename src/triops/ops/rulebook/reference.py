@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites, submanifold_padding
+from triops.ops.rulebook.plans import Pairs, Tiles, pairs_size, tiles_size
+from triops.ops.rulebook.tables import valid_rows
 
 
 def compact_indice_pairs(
@@ -40,6 +42,71 @@ def sparse_neighbors(
     )
     inputs_of = _table([(outputs, inputs) for inputs, outputs in pairs], len(out_indices), indices)
     return out_indices, inputs_of, _table(pairs, len(indices), indices)
+
+
+def packed_pairs(table: Tensor, rows: int) -> Tensor:
+    """table int32 [K, A] whose entries are rows of `rows` or -1 -> its plan of pairs; see `plans.py`."""
+    offsets, columns = table.shape
+    plan = table.new_full((pairs_size(table),), -1)
+    packed, counts = Pairs.of(plan, offsets, columns)
+    entries = valid_rows("packed_pairs", "table", table, rows)
+    for k, line in enumerate(entries):
+        found = (line >= 0).nonzero()[:, 0]
+        packed[k, 0, : len(found)] = found.int()
+        packed[k, 1, : len(found)] = line[found]
+        counts[k] = len(found)
+    return plan
+
+
+def row_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
+    """table int32 [K, A] whose entries are rows of `rows` or -1 -> its plan of tiles; see `plans.py`.
+
+    Columns are sorted, stably, by the 16-bit codes of which offsets they have: see `_codes`.
+    """
+    offsets, columns = table.shape
+    plan = table.new_full((tiles_size(table, tile),), -1)
+    neighbors, order, visited, counts = Tiles.of(plan, offsets, columns, tile)
+    entries = valid_rows("row_tiles", "table", table, rows)
+    order.view(-1)[:columns] = _codes(entries >= 0).sort(stable=True).indices.int()
+    padded = torch.cat([entries, entries.new_full((offsets, 1), -1)], 1)  # column -1 has no offset
+    tiled = padded[:, order.long()].transpose(0, 1)  # [T, K, R]
+    used = (tiled >= 0).any(2)
+    counts.copy_(used.sum(1))
+    visit = used.cumsum(1) - 1
+    t, k = used.nonzero(as_tuple=True)
+    visited[t, visit[t, k]] = k.int()
+    neighbors[t, visit[t, k]] = tiled[t, k]
+    return plan
+
+
+def _codes(has: Tensor) -> Tensor:
+    """has bool [K, A] -> int16 [A]: 16 bits of a column's place among all masks of offsets.
+
+    Masks are ordered by their rank as a Gray code, the rarest offset on top, so that neighbors differ in one offset.
+    The code is the share of columns that come before, as if offsets occurred independently of each other: common masks
+    get codes of their own, rare ones share theirs. How often an offset occurs is told by SAMPLE columns, and only the
+    MASK_BITS rarest offsets count. All arithmetic is float32, step by step, so that every backend gets the same codes.
+    """
+    offsets, columns = has.shape
+    step = max(columns // SAMPLE, 1)
+    seen = has[:, : SAMPLE * step : step].sum(1)
+    rarest_first = sorted(range(offsets), key=lambda k: (int(seen[k]), -k))[:MASK_BITS]
+    before = torch.zeros(columns, device=has.device)
+    share = torch.ones_like(before)
+    parity = torch.zeros(columns, dtype=torch.bool, device=has.device)
+    for k in rarest_first:
+        # Rare and common offsets count as less so: they come together, and would share too few codes.
+        odds = (seen[k].float() * (1 / SAMPLE)).clamp(*ODDS)
+        first = torch.where(parity, odds, 1 - odds)  # the share of those whose bit of the rank is 0
+        parity = parity ^ has[k]
+        before = before + torch.where(parity, share * first, 0.0)
+        share = share * torch.where(has[k], odds, 1 - odds)
+    return ((before * 65536).clamp(max=65535) - 32768).to(torch.int16)
+
+
+SAMPLE = 1024  # columns that tell how often an offset occurs
+MASK_BITS = 31
+ODDS = (0.2, 0.8)  # of an offset, at least and at most
 
 
 def find_pairs(

@@ -1,39 +1,78 @@
-"""The rulebook of a sparse convolution: which input row meets which output row, under which kernel offset."""
+"""Rulebook: which input row meets which output row under which kernel offset, and the plans that kernels read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from triops.ops.rulebook import sparse_neighbors, submanifold_neighbors
-from triops.ops.rulebook.geometry import as_list, output_shape
+from triops.ops.rulebook import packed_pairs, row_tiles, sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook.geometry import Ints, as_list, as_lists, output_shape
+from triops.ops.rulebook.plans import TILE
 
-Ints = int | Sequence[int]
+
+class Tables(NamedTuple):
+    """What the operators take of a rulebook. The tensors belong together: none may be changed in place.
+
+    A plan is a table prepared for the kernels of one device. It may be missing: then every call prepares its own.
+    """
+
+    gather: Tensor  # int32 [K, A]: the input row that meets output row o under offset k, or -1
+    scatter: Tensor  # int32 [K, N]: the output row that input row i meets, or -1; gather itself if mirrored
+    mirrored: bool  # scatter would be gather.flip(0)
+    tile: int = TILE  # rows per tile
+    tiles: Tensor | None = None  # plan of gather: a convolution on GPU
+    transposed_tiles: Tensor | None = None  # plan of scatter: its gradient
+    pairs: Tensor | None = None  # plan of gather: a convolution on CPU, the weight gradient on both
+    transposed_pairs: Tensor | None = None  # plan of scatter
+
+    def inverse(self) -> Tables:
+        """Of the inverse convolution: inputs and outputs exchanged, plans too."""
+        if self.mirrored:
+            return Tables(self.gather.flip(0), self.gather, False)
+        return Tables(
+            self.scatter, self.gather, self.mirrored, self.tile, self.transposed_tiles, self.tiles,
+            self.transposed_pairs, self.pairs,
+        )  # fmt: skip
 
 
 class Rulebook:
-    """Sites and neighbour tables that convolutions and poolings share; make one and use it for every layer it fits.
+    """Sites and neighbor tables that convolutions and poolings share; make one and use it for every layer it fits.
+
+    A rulebook is a value: nothing is worked out behind its back and kept. Where several convolutions share one, call
+    `rulebook = rulebook.prepared()` once, which works out what their kernels need beside the tables; without it every
+    convolution does that by itself. The layers of `triops.nn` pass prepared rulebooks on.
 
     Attributes:
         in_indices [N, 1 + D], out_indices [A, 1 + D]: batch and position of the input and output sites.
         in_shape, out_shape: the spatial shapes that they live in.
-        batch_size, kernel_size: as given, the kernel size one integer an axis.
-        gather int32 [K, A]: the input row that meets output row o under offset k, or -1.
-        scatter int32 [K, N]: the output row that input row i meets, or -1.
+        batch_size, kernel_size: as given, the kernel size one integer per axis.
+        gather int32 [K, A]: the input row that meets output row o under offset k, or -1. A copy: changing it changes
+            nothing here. `copy_` and `Rulebook(...)` are the ways to other tables.
+        scatter int32 [K, N]: the output row that input row i meets, or -1. A copy too.
         mirrored: True where scatter is gather.flip(0), as in every submanifold convolution.
+        tables: what the operators take; see `Tables`.
     """
 
     def __init__(
         self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
         kernel_size: list[int], gather: Tensor, scatter: Tensor | None,
     ) -> None:  # fmt: skip
-        """Without `scatter` the rulebook is mirrored: its inputs are its outputs."""
+        """From tables made by hand, which are copied. Without `scatter` the rulebook is mirrored: its inputs are its
+        outputs."""
+        gather = gather.clone()
+        tables = Tables(gather, gather if scatter is None else scatter.clone(), scatter is None)
+        self._set(in_indices, out_indices, in_shape, out_shape, batch_size, kernel_size, tables)
+
+    def _set(
+        self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
+        kernel_size: list[int], tables: Tables,
+    ) -> Rulebook:  # fmt: skip
         self.in_indices, self.out_indices = in_indices, out_indices
         self.in_shape, self.out_shape = in_shape, out_shape
         self.batch_size, self.kernel_size = batch_size, kernel_size
-        self.gather, self._scatter = gather, scatter
-        self.mirrored = scatter is None
+        self.tables = tables
+        return self
 
     @classmethod
     def submanifold(
@@ -42,17 +81,15 @@ class Rulebook:
         """The outputs are the inputs; see `triops.get_indice_pairs` with `subm=True`.
 
         >>> import torch
-        >>> from triops.ops.rulebook.rulebook import Rulebook
+        >>> from triops import Rulebook
         >>> Rulebook.submanifold(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3).gather.tolist()
         [[-1, 0], [0, 1], [1, -1]]
         """
         gather = submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation)
         axes = indices.shape[1] - 1
         shape = as_list("Rulebook", "spatial_shape", spatial_shape, axes)
-        return cls(
-            indices, indices, shape, shape, batch_size, as_list("Rulebook", "kernel_size", kernel_size, axes), gather,
-            None,
-        )  # fmt: skip
+        kernel = as_list("Rulebook", "kernel_size", kernel_size, axes)
+        return cls.__new__(cls)._set(indices, indices, shape, shape, batch_size, kernel, Tables(gather, gather, True))
 
     @classmethod
     def sparse(
@@ -63,48 +100,90 @@ class Rulebook:
         for the number of outputs.
 
         >>> import torch
-        >>> from triops.ops.rulebook.rulebook import Rulebook
+        >>> from triops import Rulebook
         >>> Rulebook.sparse(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3, stride=2).gather.tolist()
         [[-1, 0], [-1, 1], [0, -1]]
         """
         out_indices, gather, scatter = sparse_neighbors(
             indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
         )
-        axes = indices.shape[1] - 1
-        shape, kernel, step, pad, gap, extra = (
-            as_list("Rulebook", name, value, axes)
-            for name, value in (
-                ("spatial_shape", spatial_shape), ("kernel_size", kernel_size), ("stride", stride),
-                ("padding", padding), ("dilation", dilation), ("out_padding", out_padding),
-            )
-        )  # fmt: skip
+        lists = as_lists(
+            "Rulebook", indices.shape[1] - 1, spatial_shape, kernel_size, stride, padding, dilation, out_padding
+        )
+        shape, kernel, step, pad, gap, extra = lists
         out_shape = output_shape(shape, kernel, step, pad, gap, extra, False, transpose)
-        return cls(indices, out_indices, shape, out_shape, batch_size, kernel, gather, scatter)
+        tables = Tables(gather, scatter, False)
+        return cls.__new__(cls)._set(indices, out_indices, shape, out_shape, batch_size, kernel, tables)
+
+    @property
+    def mirrored(self) -> bool:
+        return self.tables.mirrored
+
+    @property
+    def gather(self) -> Tensor:
+        return self.tables.gather.clone()
 
     @property
     def scatter(self) -> Tensor:
-        if self._scatter is None:
-            self._scatter = self.gather.flip(0)
-        return self._scatter
+        return scatter_of(self.tables).clone()
 
-    @property
-    def transposed_table(self) -> Tensor:
-        """What the operators take for `scatter`: for a mirrored rulebook the table itself, which spares a copy."""
-        return self.gather if self.mirrored else self.scatter
+    def prepared(self, *, backward: bool = False, tile: int | None = None) -> Rulebook:
+        """This rulebook with what convolutions on its device need beside the tables; itself where nothing is missing.
+
+        backward: also for the gradients. tile: rows per tile of the GPU kernel, where this rulebook has no tiles yet;
+        None takes 64.
+
+        >>> import torch
+        >>> from triops import Rulebook
+        >>> rulebook = Rulebook.submanifold(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3)
+        >>> rulebook = rulebook.prepared()
+        >>> rulebook.prepared() is rulebook
+        True
+        """
+        tables = _prepared(self.tables, backward, TILE if tile is None else tile)
+        return self if tables is self.tables else self._with(tables)
+
+    def copy_(self, other: Rulebook) -> Rulebook:
+        """Take over another rulebook's sites, tables and plans in place, where captured CUDA graphs read them.
+
+        Both must have the same shapes: sites, kernel and grid.
+        """
+        check_rulebook("Rulebook.copy_", other)
+        described = [
+            (r.in_shape, r.out_shape, r.batch_size, r.kernel_size, r.tables.gather.shape, r.tables.scatter.shape)
+            for r in (self, other)
+        ]
+        if described[0] != described[1] or self.mirrored != other.mirrored:
+            raise ValueError(f"Rulebook.copy_: other must have the same shapes: {self} and {other}")
+        tables = other.tables
+        if self.tables.tiles is not None or self.tables.transposed_tiles is not None:
+            tables = tables._replace(tiles=None, transposed_tiles=None)  # of this rulebook's tile
+        tables = _planned(tables, self.tables)
+        for mine, theirs in zip(self.tables, tables, strict=True):
+            if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+                mine.copy_(theirs)
+        self.in_indices.copy_(other.in_indices)
+        self.out_indices.copy_(other.out_indices)
+        return self
 
     def inverse(self) -> Rulebook:
         """The rulebook of the inverse convolution, from the outputs back to the inputs. Shares all tensors.
 
         >>> import torch
-        >>> from triops.ops.rulebook.rulebook import Rulebook
+        >>> from triops import Rulebook
         >>> down = Rulebook.sparse(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3, stride=2)
         >>> down.inverse().out_indices.tolist()
         [[0, 2], [0, 3]]
         """
-        return Rulebook(
+        return Rulebook.__new__(Rulebook)._set(
             self.out_indices, self.in_indices, self.out_shape, self.in_shape, self.batch_size, self.kernel_size,
-            self.scatter, self.gather,
+            self.tables.inverse(),
         )  # fmt: skip
+
+    def _with(self, tables: Tables) -> Rulebook:
+        return Rulebook.__new__(Rulebook)._set(
+            self.in_indices, self.out_indices, self.in_shape, self.out_shape, self.batch_size, self.kernel_size, tables
+        )
 
     def __repr__(self) -> str:
         kind = "submanifold" if self.mirrored else "sparse"
@@ -114,9 +193,43 @@ class Rulebook:
         )
 
 
+def _prepared(tables: Tables, backward: bool, tile: int) -> Tables:
+    """The tables with the plans that their device's kernels read: pairs on CPU, tiles and (backward) pairs on GPU."""
+    on_cpu, both = tables.gather.device.type == "cpu", backward and not tables.mirrored
+    if tables.tiles is None and tables.transposed_tiles is None:
+        tables = tables._replace(tile=tile) if tables.tile != tile else tables
+    wanted = tables._replace(
+        tiles=None if on_cpu else tables.gather,
+        transposed_tiles=tables.scatter if both and not on_cpu else None,
+        pairs=tables.gather if on_cpu or backward else None,
+        transposed_pairs=tables.scatter if both and on_cpu else None,
+    )
+    return _planned(tables, wanted)
+
+
+def _planned(tables: Tables, wanted: Tables) -> Tables:
+    """The tables with every plan that `wanted` has, made where it is missing."""
+    inputs, outputs = tables.scatter.shape[1], tables.gather.shape[1]
+    made: dict[str, Any] = {}
+    if tables.tiles is None and wanted.tiles is not None:
+        made["tiles"] = row_tiles(tables.gather, inputs, wanted.tile)
+    if tables.transposed_tiles is None and wanted.transposed_tiles is not None:
+        made["transposed_tiles"] = row_tiles(tables.scatter, outputs, wanted.tile)
+    if tables.pairs is None and wanted.pairs is not None:
+        made["pairs"] = packed_pairs(tables.gather, inputs)
+    if tables.transposed_pairs is None and wanted.transposed_pairs is not None:
+        made["transposed_pairs"] = packed_pairs(tables.scatter, outputs)
+    return tables._replace(tile=wanted.tile, **made) if made else tables
+
+
+def scatter_of(tables: Tables) -> Tensor:
+    """The transposed table, worked out for a mirrored rulebook."""
+    return tables.gather.flip(0) if tables.mirrored else tables.scatter
+
+
 def check_rulebook(operator: str, rulebook: object) -> None:
     if not isinstance(rulebook, Rulebook):
         raise TypeError(f"{operator}: rulebook must be a Rulebook, got {type(rulebook).__name__}")
 
 
-__all__ = ["Rulebook", "check_rulebook"]
+__all__ = ["Rulebook", "Tables", "check_rulebook", "scatter_of"]

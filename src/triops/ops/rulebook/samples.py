@@ -11,7 +11,8 @@ from torch import Tensor
 
 from triops import scenes
 from triops._sample import BadCall, Sample, Standard, Work
-from triops.ops.rulebook import geometry, submanifold_neighbors
+from triops.ops.rulebook import geometry, packed_pairs, row_tiles, submanifold_neighbors
+from triops.ops.rulebook.plans import TILE, Pairs, Tiles
 
 INDEX = (torch.int32,)  # a sample's dtype is a float dtype elsewhere; here it is that of the sites
 
@@ -170,17 +171,92 @@ for _operator, _cases, _subm in (
             _make = case(_operator, *_args, **_options, subm=_subm)
             SAMPLES.append(Sample(_operator, _name, _make, _scale, INDEX))  # type: ignore[arg-type]
 
+
+def _table(count: int, columns: int, offsets: int, fill: float = 0.3, seed: int = 0) -> Callable[[], Tensor]:
+    """A table with a share of entries, more of the middle offsets."""
+
+    def make() -> Tensor:
+        g = torch.Generator().manual_seed(seed)
+        entries = torch.randint(0, max(count, 1), (offsets, columns), generator=g, dtype=torch.int32)
+        odds = fill * (1.5 - (torch.arange(offsets) - offsets // 2).abs() / max(offsets, 1))
+        return torch.where(torch.rand(offsets, columns, generator=g) < odds[:, None], entries, -1)
+
+    return make
+
+
+@cache
+def _lidar_table() -> Tensor:
+    return submanifold_neighbors(submanifold_sites(), 4, [41, 1440, 1440], 3)
+
+
+# name, table, rows that its entries count, scale
+_TABLES: list[tuple[str, Callable[[], Tensor], int, str]] = [
+    ("27 offsets, 200 columns", _table(90, 200, 27), 90, "general"),
+    ("3 offsets, 70 columns", _table(70, 70, 3, 0.7), 70, "general"),
+    ("125 offsets, 90 columns", _table(40, 90, 125, 0.1), 40, "boundary"),
+    ("2100 columns", _table(500, 2100, 9), 500, "boundary"),
+    ("one column", _table(5, 1, 27), 5, "boundary"),
+    ("no columns", _table(5, 0, 27), 5, "boundary"),
+    ("no entries", _table(5, 40, 8, 0.0), 5, "boundary"),
+    ("no rows", _table(0, 40, 8, 0.0), 0, "boundary"),
+    ("submanifold, 248636 sites", _lidar_table, 248_636, "network"),
+]
+
+
+def _plan(operator: str, table: Callable[[], Tensor], rows: int, tile: int) -> Make:
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        return (table(), rows) if operator == "packed_pairs" else (table(), rows, tile)
+
+    return make
+
+
+SAMPLES += [
+    Sample(operator, name, _plan(operator, table, rows, TILE), scale, INDEX)  # type: ignore[arg-type]
+    for operator in ("packed_pairs", "row_tiles")
+    for name, table, rows, scale in _TABLES
+]
+SAMPLES += [Sample("row_tiles", "tiles of 128", _plan("row_tiles", _table(90, 300, 27), 90, 128), dtypes=INDEX)]
+
 BAD_CALLS = [
+    BadCall("packed_pairs: a float table", lambda: packed_pairs(torch.zeros(2, 3), 3), TypeError,
+            "table must be int32, got float32"),
+    BadCall("packed_pairs: a row behind the last", lambda: packed_pairs(torch.full((2, 3), 3).int(), 3), IndexError,
+            r"table\[0, 0\] = 3 is neither -1 nor a row of 3"),
+    BadCall("row_tiles: tiles of 48", lambda: row_tiles(torch.zeros(2, 3).int(), 3, 48), ValueError,
+            "tile must be a power of two from 16 to 256, got 48"),
+    BadCall("row_tiles: a negative number of rows", lambda: row_tiles(torch.zeros(2, 3).int(), -1), ValueError,
+            "rows must be at least 0, got -1"),
     BadCall("submanifold_neighbors: even kernel", lambda: submanifold_neighbors(torch.zeros(3, 4).int(), 1, 5, 2),
             ValueError, "kernel_size must be odd"),
 ]  # fmt: skip
 
 LOOKUPS = Standard(why_slower="neighbors are looked up wherever they lie in the grid: latency, not bandwidth")
 STANDARD = dict.fromkeys(("compact_indice_pairs", "submanifold_neighbors", "sparse_neighbors"), LOOKUPS)
+STANDARD["row_tiles"] = Standard(why_slower="a sort of the rows by a 16-bit code")
+
+
+def specified(operator: str, args: tuple[Any, ...], outputs: list[Tensor]) -> list[Tensor]:
+    """Plans with -1 behind their counts, where anything may stand."""
+    if operator not in ("packed_pairs", "row_tiles"):
+        return outputs
+    plan, (offsets, columns) = outputs[0].clone(), args[0].shape
+    place = torch.arange(columns if operator == "packed_pairs" else offsets, device=plan.device)
+    if operator == "packed_pairs":
+        pairs, counts = Pairs.of(plan, offsets, columns)
+        pairs.masked_fill_((place >= counts[:, None])[:, None, :], -1)
+    else:
+        tiles = Tiles.of(plan, offsets, columns, args[2])
+        unused = place >= tiles.counts[:, None]
+        tiles.offsets.masked_fill_(unused, -1)
+        tiles.neighbors.masked_fill_(unused[:, :, None], -1)
+    return [plan]
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
     """Sites read once, the full tables or pairs written once; compact pairs and outputs by their usual share."""
+    if operator in ("packed_pairs", "row_tiles"):  # of a plan only what its counts cover
+        entries = int((args[0] >= 0).sum())
+        return Work(4 * args[0].numel() + 8 * entries, args[0].numel())
     sites, kernel = args[0], args[3]
     count, volume = sites.shape[0], torch.Size(kernel).numel()
     written = {"get_indice_pairs": 2, "compact_indice_pairs": 0, "submanifold_neighbors": 1, "sparse_neighbors": 1}

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops._dtypes import autocast
-from triops.ops.rulebook.rulebook import Rulebook, check_rulebook
+from triops.ops.rulebook import Rulebook, check_rulebook, check_tile
+from triops.ops.rulebook.plans import TILE, pairs_size, tiles_size
+from triops.ops.rulebook.rulebook import Tables
 from triops.ops.sparse_conv import reference
 
 
@@ -25,7 +27,7 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
         features: float tensor [N, Cin], one row for each input site of the rulebook.
         weight: tensor [Cout, *kernel_size, Cin] of the same dtype (the layout of spconv 2.x). Any strides: weights
             stored [*kernel_size, Cin, Cout] (mmcv) come as `w.permute(-1, *range(w.dim() - 1))`, without a copy.
-        rulebook: see `Rulebook`.
+        rulebook: see `Rulebook`; `rulebook.prepared()` where several convolutions share it.
         bias: tensor [Cout] of the same dtype, or None.
 
     Returns:
@@ -57,22 +59,67 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
         expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
         raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
     features, weight, bias = autocast(features), autocast(weight), None if bias is None else autocast(bias)
+    return convolution(features, weight.flatten(1, -2), bias, rulebook.tables)
+
+
+def convolution(features: Tensor, weight: Tensor, bias: Tensor | None, tables: Tables, flip: bool = False) -> Tensor:
+    """features [N, Cin], weight [Cout, K, Cin] -> [A, Cout]: the registered operator over a rulebook's tables."""
     return _sparse_conv(  # type: ignore[no-any-return]
-        features, weight.flatten(1, -2), bias, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, False
+        features, weight, bias, tables.gather, tables.scatter, tables.mirrored, flip, tables.tile, tables.tiles,
+        tables.transposed_tiles, tables.pairs, tables.transposed_pairs,
+    )  # fmt: skip
+
+
+def weight_gradient(features: Tensor, grad_output: Tensor, tables: Tables, flip: bool = False) -> Tensor:
+    """-> [Cout, K, Cin]: the gradient of the weight of `convolution`."""
+    return _sparse_conv_backward_weight(  # type: ignore[no-any-return]
+        features, grad_output, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
     )
 
 
-def _check_tables(c: _check.Checker, gather: Tensor, scatter: Tensor, mirrored: bool) -> None:
+def features_gradient(grad_output: Tensor, weight: Tensor, tables: Tables, flip: bool = False) -> Tensor:
+    """-> [N, Cin]: the gradient of the features of `convolution`, again a convolution, with the tables exchanged and
+    the weight transposed. A mirrored table is its own transpose with the offsets reversed, which costs only `flip`."""
+    weight = weight.permute(2, 1, 0)
+    if tables.mirrored:
+        return convolution(grad_output, weight, None, tables, not flip)
+    return convolution(grad_output, weight, None, tables.inverse(), flip)
+
+
+def preferred_tile(dtype: torch.dtype, channels_in: int, channels_out: int) -> int:
+    """Rows per tile at which the GPU kernel is quickest for a layer, if the rulebook has no tiles yet.
+
+    Half types with many outputs: the weights weigh more than the rows that a larger tile wastes, as long as the
+    registers hold the sums.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    return 2 * TILE if half and channels_out > 64 and channels_in <= 128 else TILE
+
+
+def _check_tables(
+    c: _check.Checker, gather: Tensor, scatter: Tensor, mirrored: bool, pairs: Tensor | None
+) -> dict[str, Tensor]:
     outputs = "N" if mirrored else "A"
     c.shape("gather", gather, "K", outputs)
     c.shape("scatter", scatter, "K", "N")
     c.dtype("gather", gather, (torch.int32,))
     c.dtype("scatter", scatter, (torch.int32,))
+    return {"gather": gather, "scatter": scatter, **_check_plan(c, "pairs", pairs, pairs_size(gather))}
+
+
+def _check_plan(c: _check.Checker, name: str, plan: Tensor | None, size: int) -> dict[str, Tensor]:
+    if plan is None:
+        return {}
+    c.shape(name, plan, size)
+    c.dtype(name, plan, (torch.int32,))
+    return {name: plan}
 
 
 def _check_forward(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> None:
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    transposed_pairs: Tensor | None,
+) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv")
     c.shape("features", features, "N", "Cin")
     c.shape("weight", weight, "Cout", "K", "Cin")
@@ -82,76 +129,81 @@ def _check_forward(
         c.shape("bias", bias, "Cout")
         tensors["bias"] = bias
     c.same_dtype(**tensors)
-    _check_tables(c, gather, scatter, mirrored)
-    c.same_device(**tensors, gather=gather, scatter=scatter)
+    tensors |= _check_tables(c, gather, scatter, mirrored, pairs)
+    check_tile(c, tile)
+    tensors |= _check_plan(c, "tiles", tiles, tiles_size(gather, tile))
+    tensors |= _check_plan(c, "transposed_tiles", transposed_tiles, tiles_size(scatter, tile))
+    tensors |= _check_plan(c, "transposed_pairs", transposed_pairs, pairs_size(scatter))
+    c.same_device(**tensors)
 
 
 def _check_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> None:
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    pairs: Tensor | None,
+) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv_backward_weight")
     c.shape("features", features, "N", "Cin")
     c.shape("grad_output", grad_output, "N" if mirrored else "A", "Cout")
     c.dtype("features", features, _check.FLOATS)
     c.same_dtype(features=features, grad_output=grad_output)
-    _check_tables(c, gather, scatter, mirrored)
-    c.same_device(features=features, grad_output=grad_output, gather=gather, scatter=scatter)
+    tables = _check_tables(c, gather, scatter, mirrored, pairs)
+    c.same_device(features=features, grad_output=grad_output, **tables)
 
 
 def _fake_forward(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> Tensor:
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    transposed_pairs: Tensor | None,
+) -> Tensor:  # fmt: skip
     return features.new_empty((gather.shape[1], weight.shape[0]))
 
 
 def _fake_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> Tensor:
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    pairs: Tensor | None,
+) -> Tensor:  # fmt: skip
     return features.new_empty((grad_output.shape[1], gather.shape[0], features.shape[1]))
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    features, weight, _, gather, scatter, ctx.mirrored, ctx.flip = inputs
-    ctx.save_for_backward(features, weight, gather, scatter)
+    features, weight, _, gather, scatter, ctx.mirrored, ctx.flip, ctx.tile, *plans = inputs
+    ctx.save_for_backward(features, weight, gather, scatter, *plans)
 
 
 def _backward_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, gather, scatter = ctx.saved_tensors
+    features, weight, *tensors = ctx.saved_tensors
+    tables = _tables(ctx.mirrored, ctx.tile, *tensors)
     needs_features, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    mirrored, flip = ctx.mirrored, ctx.flip
     return (
-        _transposed(grad, weight, gather, scatter, mirrored, flip) if needs_features else None,
-        _sparse_conv_backward_weight(features, grad, gather, scatter, mirrored, flip) if needs_weight else None,
+        features_gradient(grad, weight, tables, ctx.flip) if needs_features else None,
+        weight_gradient(features, grad, tables, ctx.flip) if needs_weight else None,
         grad.sum(0) if needs_bias else None,
-        None, None, None, None,
-    )  # fmt: skip
+        *(None,) * 9,
+    )
 
 
 def _setup_backward_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    features, grad_output, gather, scatter, ctx.mirrored, ctx.flip = inputs
-    ctx.save_for_backward(features, grad_output, gather, scatter)
+    features, grad_output, gather, scatter, ctx.mirrored, ctx.flip, pairs = inputs
+    ctx.save_for_backward(features, grad_output, gather, scatter, pairs)
 
 
 def _backward_backward_weight(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The weight gradient is linear in both of its inputs, and `grad` has the shape of a weight."""
-    features, grad_output, gather, scatter = ctx.saved_tensors
+    features, grad_output, gather, scatter, pairs = ctx.saved_tensors
+    tables = Tables(gather, scatter, ctx.mirrored, pairs=pairs)
     needs_features, needs_output = ctx.needs_input_grad[:2]
-    mirrored, flip = ctx.mirrored, ctx.flip
     return (
-        _transposed(grad_output, grad, gather, scatter, mirrored, flip) if needs_features else None,
-        _sparse_conv(features, grad, None, gather, scatter, mirrored, flip) if needs_output else None,
-        None, None, None, None,
-    )  # fmt: skip
-
-
-def _transposed(grad: Tensor, weight: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool) -> Tensor:
-    """The gradient of the features: again a convolution, with the tables exchanged and the weight transposed.
-
-    A mirrored table is its own transpose with the offsets reversed, which costs nothing but `flip`.
-    """
-    return _sparse_conv(  # type: ignore[no-any-return]
-        grad, weight.permute(2, 1, 0), None, scatter, gather, mirrored, flip != mirrored
+        features_gradient(grad_output, grad, tables, ctx.flip) if needs_features else None,
+        convolution(features, grad, None, tables, ctx.flip) if needs_output else None,
+        *(None,) * 5,
     )
+
+
+def _tables(
+    mirrored: bool, tile: int, gather: Tensor, scatter: Tensor, tiles: Tensor | None, transposed_tiles: Tensor | None,
+    pairs: Tensor | None, transposed_pairs: Tensor | None,
+) -> Tables:  # fmt: skip
+    return Tables(gather, scatter, mirrored, tile, tiles, transposed_tiles, pairs, transposed_pairs)
 
 
 _sparse_conv = _op.define(

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops.ops.rulebook.tiles_gpu import TILE, pairs_of, tiles_of
+from triops.ops.rulebook.plans import TILE
+from triops.ops.rulebook.plans_gpu import make_tiles, pack, parts_of_tiles
+from triops.ops.sparse_conv import preferred_tile
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
@@ -23,12 +25,11 @@ PARTS_BYTES = 64 << 20  # of partial weight gradients in deterministic mode
 
 
 class Config(NamedTuple):
-    """How one kernel is cut: rows a tile, blocks of output and of summed channels, warps, pipeline stages.
+    """How the convolution is cut: blocks of output and of summed channels, warps, pipeline stages.
 
     registers: how many a thread may have, 0 where the compiler decides.
     """
 
-    rows: int
     out: int
     inner: int
     warps: int
@@ -46,45 +47,49 @@ class WeightConfig(NamedTuple):
     stages: int
 
 
-def sparse_conv(features, weight, bias, gather, scatter, mirrored, flip):
+def sparse_conv(
+    features, weight, bias, gather, scatter, mirrored, flip, tile, tiles, transposed_tiles, pairs, transposed_pairs
+):
     rows, channels_in = features.shape
-    channels_out, taps, outputs = weight.shape[0], gather.shape[0], gather.shape[1]
+    channels_out, offsets, outputs = weight.shape[0], gather.shape[0], gather.shape[1]
     out = torch.empty((outputs, channels_out), dtype=features.dtype, device=features.device)
     if outputs == 0 or channels_out == 0:
         return out
-    if rows == 0 or channels_in == 0 or taps == 0:
+    if rows == 0 or channels_in == 0 or offsets == 0:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    if tiles is None:
+        tile = preferred_tile(features.dtype, channels_in, channels_out)
+        tiles = make_tiles("sparse_conv", "gather", gather, rows, tile)
     precision = _precision(features.dtype)
-    config = _forward_config(features.dtype, precision, channels_in, channels_out)
+    config = _forward_config(features.dtype, precision, channels_in, channels_out, tile)
     if precision == "split":
         weight, flip = _split(weight, flip), False
     elif features.dtype == torch.float32 and weight.stride(2) != 1:
         weight = weight.contiguous()  # TF32 products want the summed channels contiguous
-    elif config.rows > TILE and weight.stride(0) != 1:
+    elif tile > TILE and weight.stride(0) != 1:
         # the large tiles of half types want the output channels contiguous: 111 us instead of 130, for a copy of 4
         weight = weight.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    tiles = tiles_of("sparse_conv", gather, rows, config.rows)
     stride = weight.stride()[-3:]
-    count = tiles.counts.shape[0]
-    across = -(-channels_out // config.out)
+    count = _gpu.cdiv(outputs, tile)
+    across = _gpu.cdiv(channels_out, config.out)
     _conv_kernel[(count * across,)](
-        features.contiguous(), weight, out if bias is None else bias.contiguous(), out,
-        tiles.rows, tiles.counts, tiles.taps, tiles.neighbors,
-        count, taps, stride[0], stride[1], stride[2], weight.numel() // 3,
-        IN=channels_in, OUT=channels_out, TILE=config.rows, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
+        features.contiguous(), weight, out if bias is None else bias.contiguous(), out, tiles.contiguous(),
+        count, rows, outputs, offsets, stride[0], stride[1], stride[2], weight.numel() // 3,
+        IN=channels_in, OUT=channels_out, TILE=tile, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
         BIAS=bias is not None, PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
         STAGES=config.stages, num_warps=config.warps, **({"maxnreg": config.registers} if config.registers else {}),
     )  # fmt: skip
     return out
 
 
-def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip):
+def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip, pairs):
     rows, channels_in = features.shape
     outputs, channels_out, taps = grad_output.shape[0], grad_output.shape[1], gather.shape[0]
     shape = (channels_out, taps, channels_in)
     if rows == 0 or outputs == 0 or min(shape) == 0:
         return torch.zeros(shape, dtype=features.dtype, device=features.device)
-    pairs = pairs_of("sparse_conv_backward_weight", gather, rows)
+    if pairs is None:
+        pairs = pack("sparse_conv_backward_weight", "gather", gather, rows)
     wide = torch.float64 if features.dtype == torch.float64 else torch.float32
     # Summed over rows, float32 operands lie the wrong way round for TF32 tensor cores: plain products are faster.
     precision = "native" if wide != features.dtype else "ieee"
@@ -101,8 +106,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     across = _gpu.cdiv(channels_in, config.inner) * _gpu.cdiv(channels_out, config.out)
     padded = _gpu.next_power_of_2(taps)
     _weight_kernel[(chunks * across,)](
-        features.contiguous(), grad_output.contiguous(), parts, pairs.counts, pairs.inputs, pairs.outputs,
-        outputs, taps, chunk,
+        features.contiguous(), grad_output.contiguous(), parts, pairs.contiguous(), rows, outputs, taps, chunk,
         IN=channels_in, OUT=channels_out, BLOCK_OUT=config.out, BLOCK_IN=config.inner, BLOCK=config.rows,
         PADDED=padded, FLIP=flip, PRECISION=precision, LONG=max(features.numel(), grad_output.numel()) >= 2**31,
         ORDERED=ordered, STAGES=config.stages, num_warps=config.warps,
@@ -110,7 +114,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     if ordered:
         block = 1024
         _reduce_kernel[(taps * _gpu.cdiv(channels_in * channels_out, block),)](
-            parts, grad, pairs.counts, taps, chunk,
+            parts, grad, pairs, outputs, taps, chunk,
             IN=channels_in, OUT=channels_out, PADDED=padded, FLIP=flip, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return grad.to(features.dtype)
@@ -133,21 +137,19 @@ def _tf32_allowed():
 
 
 @cache
-def _forward_config(dtype, precision, channels_in, channels_out):
+def _forward_config(dtype, precision, channels_in, channels_out, tile):
     out = min(max(_gpu.next_power_of_2(channels_out), 16), 128)
     inner = min(max(_gpu.next_power_of_2(channels_in), 16), 64)
     if dtype == torch.float64:
-        return Config(TILE, min(out, 32), 16, 4, 1)
+        return Config(min(out, 32), 16, 4, 1)
     if precision == "split":
-        if channels_in == channels_out == 64 and _hopper():
+        if channels_in == channels_out == 64 and tile == TILE and _hopper():
             # 156 us on an H200; without the limit on registers, in a trial, 194; in two steps 162
-            return Config(TILE, out, inner, 4, 2, registers=152)
-        return Config(TILE, out, inner if channels_in > 64 else min(inner, 32), 4, 2)
+            return Config(out, inner, 4, 2, registers=152)
+        return Config(out, inner if channels_in > 64 else min(inner, 32), 4, 2)
     if precision == "tf32":
-        return Config(TILE, out, min(inner, 32), 4, 3)
-    # Many channels: the weights weigh more than the rows that a larger tile wastes, if the registers hold the sums.
-    large = out == 128 and channels_in <= MOST_SUMMED_INSIDE.value
-    return Config(2 * TILE if large else TILE, out, inner, 4, 3)
+        return Config(out, min(inner, 32), 4, 3)
+    return Config(out, inner, 4, 3)
 
 
 @cache
@@ -244,7 +246,7 @@ def _split_product(a, b_high, b_middle, b_low, zero, REPAIR: tl.constexpr):
 
 @triton.jit
 def _visit(
-    features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
+    features, weight, taps_of, neighbors, rows, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
     IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, FULL_OUT: tl.constexpr,
     FLIP: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
@@ -252,17 +254,17 @@ def _visit(
     STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
     visit = step // STEPS
     summed = (step % STEPS) * BLOCK_IN + tl.arange(0, BLOCK_IN)
-    tap = tl.load(taps_of + visit)
+    tap = tl.minimum(tl.maximum(tl.load(taps_of + visit), 0), taps - 1)  # whoever made the plan, memory stays sound
     if FLIP:
         tap = taps - 1 - tap
     row = tl.load(neighbors + visit * TILE + tl.arange(0, TILE))
-    met = (row >= 0)[:, None]
-    taken = met
+    valid = ((row >= 0) & (row < rows))[:, None]
+    mask = valid
     if IN % BLOCK_IN != 0:
-        taken = met & (summed < IN)[None, :]
+        mask = valid & (summed < IN)[None, :]
     if LONG:
         row = row.to(tl.int64)
-    a = tl.load(features + row[:, None] * IN + summed[None, :], mask=taken, other=0.0)
+    a = tl.load(features + row[:, None] * IN + summed[None, :], mask=mask, other=0.0)
     at = weight + tap * stride_tap + channel[None, :] * stride_out + summed[:, None] * stride_in
     exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
@@ -270,20 +272,19 @@ def _visit(
     if PRECISION == "split":
         b_middle, b_low = _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL)
         product = _split_product(a, b, b_middle, b_low, tl.zeros_like(total), REPAIR)
-        total += tl.where(met, product, 0.0) if REPAIR else product
+        total += tl.where(valid, product, 0.0) if REPAIR else product
     elif REPAIR or IN > MOST_SUMMED_INSIDE:
         # The accumulator of a tensor core truncates, and many channels and offsets would show it. Without the choice
         # between the product and 0 the compiler would add inside after all.
-        total += tl.where(met, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
+        total += tl.where(valid, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
     else:
         total = _product(a, b, total, PRECISION)
     return total
 
 
-@_gpu.kernel(varying=("tiles",))
+@_gpu.kernel(varying=("tiles", "rows", "outputs"))
 def _conv_kernel(
-    features, weight, bias, out, rows, counts, taps_of, neighbors, tiles, taps,
-    stride_out, stride_tap, stride_in, part,
+    features, weight, bias, out, plan, tiles, rows, outputs, taps, stride_out, stride_tap, stride_in, part,
     IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
     FLIP: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -292,14 +293,15 @@ def _conv_kernel(
     FULL_OUT: tl.constexpr = OUT % BLOCK_OUT == 0
     tile = (tiles - 1 - tl.program_id(0) // ACROSS).to(tl.int64)
     channel = (tl.program_id(0) % ACROSS) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    neighbors, order, taps_of, counts = parts_of_tiles(plan, tiles, taps, TILE)
     taps_of += tile * taps
     neighbors += tile * taps * TILE
-    steps = tl.load(counts + tile) * STEPS
+    steps = tl.minimum(tl.load(counts + tile), taps) * STEPS
     total = tl.zeros([TILE, BLOCK_OUT], tl.float64 if features.dtype.element_ty == tl.float64 else tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         total = _visit(
-            features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part, total,
-            IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
+            features, weight, taps_of, neighbors, rows, taps, step, channel, stride_out, stride_tap, stride_in, part,
+            total, IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, False,
         )  # fmt: skip
     if PRECISION == "split" or PRECISION == "ieee":
         # Splitting makes NaN of infinite features, and an infinite weight of rows that lack its offset (0 * inf):
@@ -309,14 +311,14 @@ def _conv_kernel(
         total = tl.where(spoilt > 0, 0.0, total).to(total.dtype)
         for step in tl.range(0, steps * spoilt, num_stages=1):
             total = _visit(
-                features, weight, taps_of, neighbors, taps, step, channel, stride_out, stride_tap, stride_in, part,
-                total, IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, True,
+                features, weight, taps_of, neighbors, rows, taps, step, channel, stride_out, stride_tap, stride_in,
+                part, total, IN, OUT, TILE, BLOCK_IN, FULL_OUT, FLIP, PRECISION, LONG, True,
             )  # fmt: skip
     if BIAS:
         total += tl.load(bias + channel, mask=channel < OUT, other=0.0).to(total.dtype)[None, :]
     lane = tl.arange(0, TILE)
-    row = tl.load(rows + tile * TILE + lane)
-    exists = (row >= 0)[:, None]
+    row = tl.load(order + tile * TILE + lane)
+    exists = ((row >= 0) & (row < outputs))[:, None]
     if not FULL_OUT:
         exists = exists & (channel < OUT)[None, :]
     if LONG:
@@ -324,9 +326,9 @@ def _conv_kernel(
     tl.store(out + row[:, None] * OUT + channel[None, :], total.to(out.dtype.element_ty), mask=exists)
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(varying=("rows", "outputs"))
 def _weight_kernel(
-    features, grad_output, grad, counts, inputs, outputs, rows, taps, chunk,
+    features, grad_output, grad, plan, rows, outputs, taps, chunk,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK: tl.constexpr,
     PADDED: tl.constexpr, FLIP: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, ORDERED: tl.constexpr,
     STAGES: tl.constexpr,
@@ -335,33 +337,34 @@ def _weight_kernel(
     ACROSS: tl.constexpr = ACROSS_IN * ((OUT + BLOCK_OUT - 1) // BLOCK_OUT)
     number = tl.program_id(0) // ACROSS
     every = tl.arange(0, PADDED)
-    chunks = tl.cdiv(tl.load(counts + every, mask=every < taps, other=0), chunk)
+    counts = plan + 2 * tl.cast(taps, tl.int64) * outputs
+    chunks = tl.cdiv(tl.minimum(tl.load(counts + every, mask=every < taps, other=0), outputs), chunk)
     behind = tl.cumsum(chunks, 0)  # the first chunk that belongs to a later offset
     if number < tl.sum(chunks, 0):
         tap = tl.sum((behind <= number).to(tl.int32), 0)
         first = (number - tl.sum(tl.where(every < tap, chunks, 0), 0)) * chunk
-        last = tl.minimum(first + chunk, tl.load(counts + tap))
+        last = tl.minimum(first + chunk, tl.minimum(tl.load(counts + tap), outputs))
         block = tl.program_id(0) % ACROSS
         channel_in = (block % ACROSS_IN) * BLOCK_IN + tl.arange(0, BLOCK_IN)
         channel_out = (block // ACROSS_IN) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-        inputs += tap.to(tl.int64) * rows
-        outputs += tap.to(tl.int64) * rows
+        columns = plan + 2 * tap.to(tl.int64) * outputs
         total = tl.zeros([BLOCK_OUT, BLOCK_IN], grad.dtype.element_ty)
         for begin in tl.range(first, last, BLOCK, num_stages=STAGES):
             pair = begin + tl.arange(0, BLOCK)
             exists = pair < last
-            source = tl.load(inputs + pair, mask=exists, other=0)
-            target = tl.load(outputs + pair, mask=exists, other=0)
+            target = tl.load(columns + pair, mask=exists, other=0)
+            source = tl.load(columns + outputs + pair, mask=exists, other=0)
+            exists = exists & (target >= 0) & (target < outputs) & (source >= 0) & (source < rows)
             if LONG:
                 source = source.to(tl.int64)
                 target = target.to(tl.int64)
-            taken, given = exists[:, None], exists[None, :]
+            mask_in, mask_out = exists[:, None], exists[None, :]
             if IN % BLOCK_IN != 0:
-                taken = taken & (channel_in < IN)[None, :]
+                mask_in = mask_in & (channel_in < IN)[None, :]
             if OUT % BLOCK_OUT != 0:
-                given = given & (channel_out < OUT)[:, None]
-            a = tl.load(grad_output + target[None, :] * OUT + channel_out[:, None], mask=given, other=0.0)
-            b = tl.load(features + source[:, None] * IN + channel_in[None, :], mask=taken, other=0.0)
+                mask_out = mask_out & (channel_out < OUT)[:, None]
+            a = tl.load(grad_output + target[None, :] * OUT + channel_out[:, None], mask=mask_out, other=0.0)
+            b = tl.load(features + source[:, None] * IN + channel_in[None, :], mask=mask_in, other=0.0)
             total = _product(a, b, total, PRECISION)
         exists = (channel_out < OUT)[:, None] & (channel_in < IN)[None, :]
         if ORDERED:
@@ -374,9 +377,9 @@ def _weight_kernel(
             tl.atomic_add(grad + place, total, mask=exists, sem="relaxed")
 
 
-@_gpu.kernel
+@_gpu.kernel(varying=("outputs",))
 def _reduce_kernel(
-    parts, grad, counts, taps, chunk,
+    parts, grad, plan, outputs, taps, chunk,
     IN: tl.constexpr, OUT: tl.constexpr, PADDED: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum of an offset's parts, one after the other."""
@@ -384,7 +387,8 @@ def _reduce_kernel(
     tap = tl.program_id(0) // ACROSS
     place = (tl.program_id(0) % ACROSS) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, PADDED)
-    chunks = tl.cdiv(tl.load(counts + every, mask=every < taps, other=0), chunk)
+    counts = plan + 2 * tl.cast(taps, tl.int64) * outputs
+    chunks = tl.cdiv(tl.minimum(tl.load(counts + every, mask=every < taps, other=0), outputs), chunk)
     first = tl.sum(tl.where(every < tap, chunks, 0), 0)
     last = tl.sum(tl.where(every <= tap, chunks, 0), 0)
     total = tl.zeros([BLOCK], grad.dtype.element_ty)

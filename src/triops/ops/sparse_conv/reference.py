@@ -8,39 +8,43 @@ from triops.ops.rulebook.tables import valid_rows
 
 
 def sparse_conv(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> Tensor:
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    transposed_pairs: Tensor | None,
+) -> Tensor:  # fmt: skip
     """features [N, Cin], weight [Cout, K, Cin], bias [Cout], gather int32 [K, A] -> [A, Cout].
 
     `out[o] = bias + sum over k of weight[:, k] @ features[gather[k, o]]`, where gather is not -1. With `flip` offset k
     meets `weight[:, K - 1 - k]`. Only the gradient reads `scatter` [K, N], the transposed table (output row of input
     row i), and `mirrored`, which says that the transposed table is `gather.flip(0)` and scatter is not looked at.
+    The plans (`tiles` and `pairs` of gather, the others of scatter) say the same as the tables; kernels read them.
     """
-    wide = compute_dtype(features.dtype)
-    out = torch.zeros(gather.shape[1], weight.shape[0], dtype=wide, device=features.device)
+    real = compute_dtype(features.dtype)
+    out = torch.zeros(gather.shape[1], weight.shape[0], dtype=real, device=features.device)
     tables = valid_rows("sparse_conv", "gather", gather, features.shape[0])
-    for rows, taps in zip(tables, _taps(weight, flip), strict=True):
+    for rows, matrix in zip(tables, _matrices(weight, flip), strict=True):
         outputs = (rows >= 0).nonzero()[:, 0]
-        out[outputs] += features[rows[outputs]].to(wide) @ taps.to(wide).t()
+        out[outputs] += features[rows[outputs]].to(real) @ matrix.to(real).t()
     if bias is not None:
-        out += bias.to(wide)
+        out += bias.to(real)
     return out.to(features.dtype)
 
 
 def sparse_conv_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> Tensor:
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    pairs: Tensor | None,
+) -> Tensor:  # fmt: skip
     """features [N, Cin], grad_output [A, Cout] -> gradient of the weight [Cout, K, Cin] of `sparse_conv`."""
-    wide = compute_dtype(features.dtype)
-    grad = torch.zeros(grad_output.shape[1], gather.shape[0], features.shape[1], dtype=wide, device=features.device)
+    real = compute_dtype(features.dtype)
+    grad = torch.zeros(grad_output.shape[1], gather.shape[0], features.shape[1], dtype=real, device=features.device)
     tables = valid_rows("sparse_conv_backward_weight", "gather", gather, features.shape[0])
-    for rows, taps in zip(tables, _taps(grad, flip), strict=True):
+    for rows, matrix in zip(tables, _matrices(grad, flip), strict=True):
         outputs = (rows >= 0).nonzero()[:, 0]
-        taps += grad_output[outputs].to(wide).t() @ features[rows[outputs]].to(wide)
+        matrix += grad_output[outputs].to(real).t() @ features[rows[outputs]].to(real)
     return grad.to(features.dtype)
 
 
-def _taps(weight: Tensor, flip: bool) -> list[Tensor]:
+def _matrices(weight: Tensor, flip: bool) -> list[Tensor]:
     """The views [Cout, Cin] of a weight, in the order in which the offsets meet them."""
-    taps = list(weight.unbind(1))
-    return taps[::-1] if flip else taps
+    matrices = list(weight.unbind(1))
+    return matrices[::-1] if flip else matrices

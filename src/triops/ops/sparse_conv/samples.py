@@ -12,7 +12,9 @@ from torch import Tensor
 from triops import scenes
 from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Standard, Work, bytes_of
-from triops.ops.sparse_conv import Rulebook, sparse_conv
+from triops.ops.rulebook import row_tiles
+from triops.ops.rulebook.plans import TILE
+from triops.ops.sparse_conv import Rulebook, preferred_tile, sparse_conv
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
 Build = Callable[[], Rulebook]
@@ -42,17 +44,22 @@ def sparse(
 
 
 @cache
-def lidar() -> Rulebook:
-    """The submanifold case of the design documents: 248,636 sites, about 3.7 neighbours each."""
+def lidar(tile: int = TILE) -> Rulebook:
+    """The submanifold case of the design documents: 248,636 sites, about 3.7 neighbors each; prepared, as layers share
+    it."""
+    return prepared(_lidar, tile)()
+
+
+@cache
+def _lidar() -> Rulebook:
     return Rulebook.submanifold(scenes.lidar_sites(248_636, (41, 1440, 1440), 4), 4, [41, 1440, 1440], 3)
 
 
 @cache
 def deep_layer() -> Rulebook:
     """50,000 voxels, closely packed as behind a few strided layers."""
-    return Rulebook.submanifold(
-        scenes.lidar_sites(50_000, (11, 360, 360), 2, reach=0.22, roughness=0.1), 2, [11, 360, 360], 3
-    )
+    sites = scenes.lidar_sites(50_000, (11, 360, 360), 2, reach=0.22, roughness=0.1)
+    return prepared(lambda: Rulebook.submanifold(sites, 2, [11, 360, 360], 3))()
 
 
 def hand_made(*columns: list[int], rows: int) -> Build:
@@ -71,14 +78,47 @@ def hand_made(*columns: list[int], rows: int) -> Build:
     return build
 
 
+def with_gather(book: Rulebook, gather: Tensor) -> Rulebook:
+    """The same sites, with a table made by hand."""
+    return Rulebook(
+        book.in_indices, book.out_indices, book.in_shape, book.out_shape, book.batch_size, book.kernel_size, gather,
+        None if book.mirrored else book.scatter,
+    )  # fmt: skip
+
+
+def convolution_arguments(
+    features: Tensor, weight: Tensor, bias: Tensor | None, rulebook: Rulebook, flip: bool = False
+) -> tuple[Any, ...]:
+    """As `torch.ops.triops.sparse_conv` takes them."""
+    t = rulebook.tables
+    return (
+        features, weight, bias, t.gather, t.scatter, t.mirrored, flip, t.tile, t.tiles, t.transposed_tiles, t.pairs,
+        t.transposed_pairs,
+    )  # fmt: skip
+
+
+def prepared(build: Build, tile: int = TILE) -> Build:
+    """With all plans, those of both devices, so that one sample serves both."""
+
+    def make() -> Rulebook:
+        rulebook = build().prepared(backward=True)
+        t = rulebook.tables
+        tiles = row_tiles(t.gather, t.scatter.shape[1], tile)
+        transposed = tiles if t.mirrored else row_tiles(t.scatter, t.gather.shape[1], tile)
+        rulebook.tables = t._replace(tile=tile, tiles=tiles, transposed_tiles=transposed)
+        return rulebook
+
+    return make
+
+
 def _conv(
     build: Build, channels_in: int, channels_out: int, *, bias: bool = True, flip: bool = False, layout: str = "spconv",
     special: bool = False, seed: int = 0,
 ) -> Make:  # fmt: skip
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(seed)
-        rulebook = build()
-        taps, rows = rulebook.gather.shape[0], rulebook.in_indices.shape[0]
+        rulebook = lidar(preferred_tile(dtype, channels_in, channels_out)) if build is lidar else build()
+        taps, rows = rulebook.tables.gather.shape[0], rulebook.in_indices.shape[0]
         features = torch.randn(rows, channels_in, generator=g)
         if special:  # every eleventh value is infinite or no number
             features.view(-1)[::11] = torch.tensor([float("inf"), -float("inf"), float("nan")]).repeat(rows)[
@@ -92,9 +132,7 @@ def _conv(
         if layout == "transposed":  # as the gradient of the features sees it
             weight = weight.permute(2, 1, 0)
         shift = torch.randn(channels_out, generator=g).to(dtype) if bias else None
-        return (
-            features.to(dtype), weight, shift, rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
-        )  # fmt: skip
+        return convolution_arguments(features.to(dtype), weight, shift, rulebook, flip)
 
     return make
 
@@ -104,11 +142,10 @@ def _gradient(build: Build, channels_in: int, channels_out: int, *, flip: bool =
         g = torch.Generator().manual_seed(seed)
         rulebook = build()
         features = torch.randn(rulebook.in_indices.shape[0], channels_in, generator=g)
-        outputs = rulebook.gather.shape[1]
+        outputs = rulebook.tables.gather.shape[1]
         grad = torch.randn(outputs, channels_out, generator=g) / max(outputs, 1) ** 0.5
-        return (
-            features.to(dtype), grad.to(dtype), rulebook.gather, rulebook.transposed_table, rulebook.mirrored, flip
-        )  # fmt: skip
+        tables = rulebook.tables
+        return features.to(dtype), grad.to(dtype), tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
 
     return make
 
@@ -155,6 +192,9 @@ SAMPLES = [
 SAMPLES += [
     Sample("sparse_conv", "reversed offsets, no bias", _conv(_TINY, 8, 16, bias=False, flip=True)),
     Sample("sparse_conv", "weight as mmcv stores it", _conv(_STRIDED, 16, 32, layout="mmcv")),
+    Sample("sparse_conv", "prepared", _conv(prepared(_STRIDED), 8, 16)),
+    Sample("sparse_conv", "prepared, tiles of 128", _conv(prepared(submanifold(300, 1, [6, 9, 8]), 128), 8, 16)),
+    Sample("sparse_conv_backward_weight", "prepared", _gradient(prepared(_STRIDED), 8, 16)),
     Sample("sparse_conv", "infinite features and NaN", _conv(_STRIDED, 4, 4, special=True), "boundary"),
     Sample("sparse_conv_backward_weight", "reversed offsets", _gradient(_TINY, 8, 16, flip=True)),
     Sample("sparse_conv", "submanifold, 248636 sites, 16 channels", _conv(lidar, 16, 16, bias=False), "network",
@@ -190,8 +230,9 @@ def _bad_calls() -> list[BadCall]:
     def broken(value: int) -> Callable[[], Tensor]:
         def call() -> Tensor:
             book = _TINY()
-            book.gather[3, 4] = value
-            return sparse_conv(features, weight, book)
+            gather = book.gather
+            gather[3, 4] = value
+            return sparse_conv(features, weight, with_gather(book, gather))
 
         return call
 
@@ -246,8 +287,9 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _gather_scatter(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
-) -> Tensor:
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    *plans: Any,
+) -> Tensor:  # fmt: skip
     """What one writes in torch: gather, multiply, scatter, offset by offset."""
     out = features.new_zeros(gather.shape[1], weight.shape[0])
     for k in range(gather.shape[0]):
@@ -258,7 +300,7 @@ def _gather_scatter(
 
 
 def _gather_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool, *plans: Any
 ) -> Tensor:
     parts = []
     for rows in gather:

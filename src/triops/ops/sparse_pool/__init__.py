@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops.ops.rulebook.rulebook import Rulebook, check_rulebook
+from triops.ops.rulebook import Rulebook, check_rulebook
+from triops.ops.rulebook.rulebook import scatter_of
 from triops.ops.sparse_pool import reference
 
 
@@ -31,7 +32,7 @@ def sparse_max_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
         IndexError: as `sparse_conv`.
 
     >>> import torch
-    >>> from triops.ops.sparse_conv import Rulebook
+    >>> from triops import Rulebook
     >>> from triops.ops.sparse_pool import sparse_max_pool
     >>> rulebook = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4]]), 1, 6, kernel_size=2, stride=2)
     >>> sparse_max_pool(torch.tensor([[-3.0], [-1.0], [-2.0]]), rulebook)
@@ -39,7 +40,8 @@ def sparse_max_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
             [-2.]])
     """
     check_rulebook("sparse_max_pool", rulebook)
-    return _sparse_max_pool(features, rulebook.gather, rulebook.scatter)[0]  # type: ignore[no-any-return]
+    tables = rulebook.tables
+    return _sparse_max_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
 
 
 def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
@@ -59,7 +61,7 @@ def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
         IndexError: as `sparse_conv`.
 
     >>> import torch
-    >>> from triops.ops.sparse_conv import Rulebook
+    >>> from triops import Rulebook
     >>> from triops.ops.sparse_pool import sparse_avg_pool
     >>> rulebook = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4]]), 1, 6, kernel_size=2, stride=2)
     >>> sparse_avg_pool(torch.tensor([[-3.0], [-1.0], [-2.0]]), rulebook)
@@ -67,7 +69,8 @@ def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
             [-2.]])
     """
     check_rulebook("sparse_avg_pool", rulebook)
-    return _sparse_avg_pool(features, rulebook.gather, rulebook.scatter)[0]  # type: ignore[no-any-return]
+    tables = rulebook.tables
+    return _sparse_avg_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
 
 
 def _check_forward(operator: str, features: Tensor, gather: Tensor, scatter: Tensor) -> None:

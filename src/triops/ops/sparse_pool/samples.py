@@ -13,7 +13,7 @@ from triops import scenes
 from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.rulebook.rulebook import Rulebook
-from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold
+from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold, with_gather
 from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -88,8 +88,9 @@ def _bad_calls() -> list[BadCall]:
         def broken(value: int) -> Callable[[], Tensor]:
             def call() -> Tensor:
                 book = build()
-                book.gather[1, 2] = value
-                return function(features, book)
+                gather = book.gather
+                gather[1, 2] = value
+                return function(features, with_gather(book, gather))
 
             return call
 

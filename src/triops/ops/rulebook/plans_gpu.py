@@ -1,118 +1,101 @@
-"""How the GPU kernels cut a table into tiles of output rows, and which offsets each tile has to visit.
+"""The plans of a table on GPU: tiles of rows for a convolution, packed pairs for its weight gradient.
 
-Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under
-an offset) wastes few rows. They are sorted by the Gray code rank of a row's mask of offsets, the rarest offset on top:
-neighbours in that order differ in one offset. 16 bits of that order are enough, for half the passes of a radix sort.
-Nothing here waits for the GPU.
+Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under one
+offset) wastes few rows: see `reference.row_tiles`. Nothing here waits for the GPU.
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from triops import _check, _gpu
+from triops.ops.rulebook.plans import pairs_size, tiles_size
+from triops.ops.rulebook.reference import MASK_BITS, ODDS, SAMPLE
 from triops.ops.rulebook.tables import refuse_rows_outside
-from triops.ops.sparse_conv.plans import cached
 
-TILE = 256 if _gpu.INTERPRETED else 64  # rows, where a kernel does not ask for another number
-SAMPLE = 1024  # rows that tell how rare an offset is
 SAMPLES = tl.constexpr(SAMPLE)
-MASK_BITS = 31
-TAPS_AT_ONCE = 32
+LEAST_ODDS, MOST_ODDS = tl.constexpr(ODDS[0]), tl.constexpr(ODDS[1])
+OFFSETS_PER_STEP = 32
 UNROLL = 9  # loads of one row under way together
-LOOKUPS = 512  # of one program at a time
-MOST_BLOCKS = 4096  # whose counts one program adds up
+LOOKUPS = 512  # per program at a time
+MAX_BLOCKS = 4096  # whose counts one program adds up
 
 
-class Tiles(NamedTuple):
-    """T tiles of R rows, K offsets. The tiles with the most visits come last."""
-
-    rows: torch.Tensor  # int32 [T * R]: the output rows of a tile, -1 behind the last
-    counts: torch.Tensor  # int32 [T]: how many visits
-    taps: torch.Tensor  # int32 [T, K]: the offset of each visit
-    neighbors: torch.Tensor  # int32 [T, K, R]: the input rows of each visit, or -1
+def row_tiles(table, rows, tile):
+    return make_tiles("row_tiles", "table", table, rows, tile)
 
 
-class Pairs(NamedTuple):
-    """The pairs offset by offset, packed, in the order of the output rows: as the weight gradient takes them."""
-
-    counts: torch.Tensor  # int32 [K]
-    inputs: torch.Tensor  # int32 [K, A]: the first counts[k] are set
-    outputs: torch.Tensor  # int32 [K, A]
+def packed_pairs(table, rows):
+    return pack("packed_pairs", "table", table, rows)
 
 
-def tiles_of(operator, table, count, rows=TILE):
-    """The tiles of a table int32 [K, A] whose entries are rows of `count`; any other entry meets nothing."""
+def make_tiles(operator, name, table, rows, tile):
+    """The plan of tiles, for an operator that knows the table by another name."""
     if _check.strict():
-        refuse_rows_outside(operator, "gather", table, count)
-    return cached(table, ("tiles", count, rows), lambda: make_tiles(table.contiguous(), count, rows))
+        refuse_rows_outside(operator, name, table, rows)
+    table = table.contiguous()
+    offsets, columns = table.shape
+    plan = torch.empty(tiles_size(table, tile), dtype=torch.int32, device=table.device)
+    if columns == 0:
+        return plan
+    bits = _bits_of(table, rows)
+    masks = torch.empty(columns, dtype=torch.int32, device=table.device)
+    codes = torch.empty(columns, dtype=torch.int16, device=table.device)
+    block = _gpu.block(128, interpreted=4096)
+    _code_kernel[(_gpu.cdiv(columns, block),)](
+        table, bits, masks, codes, columns, rows, offsets, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    order = codes.sort(stable=True).indices
+    tiles = _gpu.cdiv(columns, tile)
+    _tile_kernel[(tiles,)](
+        table, bits, masks, order, plan, tiles, columns, rows, offsets,
+        AT_ONCE=min(_gpu.next_power_of_2(offsets), OFFSETS_PER_STEP), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
+        num_warps=1,
+    )  # fmt: skip
+    return plan
 
 
-def pairs_of(operator, table, count):
+def pack(operator, name, table, rows):
+    """The plan of pairs, likewise."""
     if _check.strict():
-        refuse_rows_outside(operator, "gather", table, count)
-    return cached(table, ("pairs", count), lambda: _make_pairs(table.contiguous(), count))
+        refuse_rows_outside(operator, name, table, rows)
+    table = table.contiguous()
+    offsets, columns = table.shape
+    plan = torch.empty(pairs_size(table), dtype=torch.int32, device=table.device)
+    if columns == 0:
+        return plan.zero_()
+    if offsets == 0:
+        return plan
+    block = _gpu.block(1024, interpreted=4096)
+    while _gpu.cdiv(columns, block) > MAX_BLOCKS:
+        block *= 2
+    blocks = _gpu.cdiv(columns, block)
+    found = torch.empty(offsets, blocks, dtype=torch.int32, device=table.device)
+    grid = (offsets * blocks,)
+    _count_kernel[grid](table, found, columns, rows, blocks, BLOCK=block, num_warps=4)
+    _pack_kernel[grid](
+        table, found, plan, columns, rows, blocks, offsets, BLOCK=block, BLOCKS=_gpu.next_power_of_2(blocks),
+        num_warps=4,
+    )  # fmt: skip
+    return plan
 
 
-def make_tiles(table, count, tile=TILE):
-    taps, outputs = table.shape
-    device = table.device
-    tiles = _gpu.cdiv(outputs, tile)
-    rows = torch.empty(tiles * tile, dtype=torch.int32, device=device)
-    counts = torch.empty(tiles, dtype=torch.int32, device=device)
-    visited = torch.empty(tiles, taps, dtype=torch.int32, device=device)
-    neighbors = torch.empty(tiles, taps, tile, dtype=torch.int32, device=device)
-    if outputs:
-        bits = _bits_of(table, count)
-        masks = torch.empty(outputs, dtype=torch.int32, device=device)
-        codes = torch.empty(outputs, dtype=torch.int16, device=device)
-        block = _gpu.block(128, interpreted=4096)
-        _code_kernel[(_gpu.cdiv(outputs, block),)](
-            table, bits, masks, codes, outputs, count, taps, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4
-        )
-        order = codes.sort(stable=True).indices
-        _tile_kernel[(tiles,)](
-            table, bits, masks, order, rows, counts, visited, neighbors, outputs, count, taps,
-            AT_ONCE=min(_gpu.next_power_of_2(taps), TAPS_AT_ONCE), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
-            num_warps=1,
-        )  # fmt: skip
-    return Tiles(rows, counts, visited, neighbors)
-
-
-def _bits_of(table, count):
+def _bits_of(table, rows):
     """int32 [2, K]: which bit of a row's mask stands for each offset, and how many of SAMPLE rows have that bit.
 
     The most common offset has bit 0; of more than MASK_BITS only the rarest have one, the others a number below 0.
     """
-    taps, outputs = table.shape
-    seen = torch.empty(taps, dtype=torch.int32, device=table.device)
-    bits = torch.empty(2, taps, dtype=torch.int32, device=table.device)
-    _seen_kernel[(taps,)](table, seen, outputs, count, max(outputs // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
-    padded = _gpu.next_power_of_2(taps)
+    offsets, columns = table.shape
+    seen = torch.empty(offsets, dtype=torch.int32, device=table.device)
+    bits = torch.empty(2, offsets, dtype=torch.int32, device=table.device)
+    _seen_kernel[(offsets,)](table, seen, columns, rows, max(columns // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
+    padded = _gpu.next_power_of_2(offsets)
     some = min(padded, 32)
-    _bits_kernel[(_gpu.cdiv(taps, some),)](seen, bits, taps, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4)
+    _bits_kernel[(_gpu.cdiv(offsets, some),)](
+        seen, bits, offsets, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4
+    )
     return bits
-
-
-def _make_pairs(table, count):
-    taps, outputs = table.shape
-    block = _gpu.block(1024, interpreted=4096)
-    while _gpu.cdiv(outputs, block) > MOST_BLOCKS:
-        block *= 2
-    blocks = _gpu.cdiv(outputs, block)
-    found = torch.empty(taps, blocks, dtype=torch.int32, device=table.device)
-    counts = torch.empty(taps, dtype=torch.int32, device=table.device)
-    inputs, rows = torch.empty_like(table), torch.empty_like(table)
-    if taps and outputs:
-        grid = (taps * blocks,)
-        _count_kernel[grid](table, found, outputs, count, blocks, BLOCK=block, num_warps=4)
-        _pack_kernel[grid](
-            table, found, counts, inputs, rows, outputs, count, blocks, BLOCK=block,
-            BLOCKS=_gpu.next_power_of_2(blocks), num_warps=4,
-        )  # fmt: skip
-    return Pairs(counts, inputs, rows)
 
 
 @_gpu.kernel(varying=("outputs", "count", "step"))
@@ -161,7 +144,7 @@ def _code_kernel(
     for i in tl.range(0, top + 1, loop_unroll_factor=UNROLL):
         bit = top - i
         # Rare and common offsets are taken for less so: they come together, and would share too few codes.
-        odds = tl.minimum(tl.maximum(tl.load(bits + taps + bit).to(tl.float32) * (1 / SAMPLES), 0.2), 0.8)
+        odds = tl.minimum(tl.maximum(tl.load(bits + taps + bit).to(tl.float32) * (1 / SAMPLES), LEAST_ODDS), MOST_ODDS)
         has = (mask >> bit) & 1
         first = tl.where(parity == 1, odds, 1 - odds)
         parity ^= has
@@ -171,12 +154,13 @@ def _code_kernel(
     tl.store(codes + row, (tl.minimum(before * 65536, 65535) - 32768).to(tl.int16), mask=exists)
 
 
-@_gpu.kernel(varying=("outputs", "count"))
+@_gpu.kernel(varying=("tiles", "outputs", "count"))
 def _tile_kernel(
-    table, bits, masks, order, rows, counts, taps_of, neighbors, outputs, count, taps,
+    table, bits, masks, order, plan, tiles, outputs, count, taps,
     AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile's visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
+    neighbors, rows, taps_of, counts = parts_of_tiles(plan, tiles, taps, TILE)
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     place = tile * TILE + lane
@@ -211,6 +195,15 @@ def _tile_kernel(
 
 
 @triton.jit
+def parts_of_tiles(plan, tiles, offsets, TILE: tl.constexpr):
+    """-> neighbors, rows, offsets, counts: where they begin; see `plans.py`."""
+    tiles = tl.cast(tiles, tl.int64)
+    rows = plan + tiles * offsets * TILE
+    visited = rows + tiles * TILE
+    return plan, rows, visited, visited + tiles * offsets
+
+
+@triton.jit
 def _or(a, b):
     return a | b
 
@@ -224,7 +217,7 @@ def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
 
 
 @_gpu.kernel(varying=("outputs", "count", "blocks"))
-def _pack_kernel(table, found, counts, inputs, rows, outputs, count, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def _pack_kernel(table, found, plan, outputs, count, blocks, taps, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     every = tl.arange(0, BLOCKS)
     number = tl.load(found + tap * blocks + every, mask=every < blocks, other=0)
@@ -232,8 +225,8 @@ def _pack_kernel(table, found, counts, inputs, rows, outputs, count, blocks, BLO
     row = block * BLOCK + tl.arange(0, BLOCK)
     met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
     has = (met >= 0) & (met < count)
-    place = tap * outputs + before + tl.cumsum(has.to(tl.int32), 0) - 1
-    tl.store(inputs + place, met, mask=has)
-    tl.store(rows + place, row, mask=has)
+    place = plan + 2 * tap * outputs + before + tl.cumsum(has.to(tl.int32), 0) - 1
+    tl.store(place, row, mask=has)
+    tl.store(place + outputs, met, mask=has)
     if block == 0:
-        tl.store(counts + tap, tl.sum(number, 0))
+        tl.store(plan + 2 * tl.cast(taps, tl.int64) * outputs + tap, tl.sum(number, 0))

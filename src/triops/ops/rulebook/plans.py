@@ -1,0 +1,58 @@
+"""How the two plans of a table lie in memory: each is one int32 tensor, so that it is one value and one allocation.
+
+A plan is what the convolution's kernels read in place of a table int32 [K, A] (K offsets, A rows; an entry is a row of
+the other side, or -1). What lies behind the counts is never read.
+
+pairs  [K, 2, A] columns and entries of the pairs of each offset, columns ascending; then [K] how many there are.
+tiles  T tiles of R rows, rows with the same offsets side by side, tiles with the most visits last:
+       neighbors [T, K, R]  the entries of each visit (a tile under one offset), -1 where a row lacks the offset
+       rows      [T, R]     the rows of a tile, -1 behind the last
+       offsets   [T, K]     the offset of each visit, ascending
+       counts    [T]        how many visits a tile has
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+TILE = 64  # rows, unless a caller asks for another number
+LARGEST_TILE = 256
+
+
+def pairs_size(table: Tensor) -> int:
+    offsets, rows = table.shape
+    return 2 * offsets * rows + offsets
+
+
+def tiles_size(table: Tensor, tile: int) -> int:
+    offsets, rows = table.shape
+    return -(-rows // tile) * (offsets * tile + tile + offsets + 1)
+
+
+class Pairs(NamedTuple):
+    """Views of a plan of pairs."""
+
+    pairs: Tensor  # int32 [K, 2, A]
+    counts: Tensor  # int32 [K]
+
+    @classmethod
+    def of(cls, plan: Tensor, offsets: int, rows: int) -> Pairs:
+        return cls(plan[: 2 * offsets * rows].view(offsets, 2, rows), plan[2 * offsets * rows :])
+
+
+class Tiles(NamedTuple):
+    """Views of a plan of tiles."""
+
+    neighbors: Tensor  # int32 [T, K, R]
+    rows: Tensor  # int32 [T, R]
+    offsets: Tensor  # int32 [T, K]
+    counts: Tensor  # int32 [T]
+
+    @classmethod
+    def of(cls, plan: Tensor, offsets: int, rows: int, tile: int) -> Tiles:
+        tiles = -(-rows // tile)
+        sizes = tiles * offsets * tile, tiles * tile, tiles * offsets, tiles
+        neighbors, order, visited, counts = plan.split(sizes)
+        return cls(neighbors.view(tiles, offsets, tile), order.view(tiles, tile), visited.view(tiles, offsets), counts)
