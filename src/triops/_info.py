@@ -49,7 +49,7 @@ def cache_directory() -> str:
 
 
 def dropin() -> list[str]:
-    """Whether extension modules of other libraries are supplied, and whose `mmcv._ext` is in use."""
+    """Whether modules of other libraries are supplied, and whose are in use."""
     from triops.compat import _startup
 
     return _startup.status()

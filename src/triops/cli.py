@@ -119,7 +119,7 @@ def info() -> None:
     console.print(table)
     console.print("CPU threads: plain Python threads over kernels that release the GIL, as many as torch is set to")
     console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
-    console.print("\nextension modules of mmcv and OpenPCDet", style="bold")
+    console.print("\nmodules of other libraries", style="bold")
     for line in _info.dropin():
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     for line in _info.remedies():
@@ -128,7 +128,7 @@ def info() -> None:
 
 @app.command()
 def activate() -> None:
-    """From now on mmcv and OpenPCDet find their extension modules in triops, where nobody compiled them."""
+    """From now on programs find spconv and the compiled modules of mmcv and OpenPCDet in triops, if not installed."""
     from triops import compat
 
     console.print(f"wrote {compat.activate()}", highlight=False, soft_wrap=True)

@@ -1,9 +1,13 @@
-"""A stand-in for a compiled extension module: some functions, and for every other name one that says it is missing."""
+"""Supplied modules: a stand-in for a compiled extension module, and a package under another name.
+
+An extension module has some functions, and for every other name one that says it is missing.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -42,3 +46,16 @@ def _outside_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+# What the import system sets on every module.
+_IMPORT_STATE = frozenset(
+    ["__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"]
+)
+
+
+def same_names(name: str, source: str) -> ModuleType:
+    """A module called `name` with everything that the module `source` of triops has in it."""
+    module = ModuleType(name)
+    module.__dict__.update((k, v) for k, v in vars(import_module(source)).items() if k not in _IMPORT_STATE)
+    return module

@@ -1,15 +1,13 @@
-"""Import hooks that supply extension modules which nothing else supplies.
+"""Import hooks that supply modules which nothing else supplies: extension modules of mmcv and OpenPCDet, and packages.
 
 After `triops activate` every start of Python runs this file, which must cost next to nothing to programs that import
-neither mmcv nor pcdet. So triops is imported when an extension module is, and of the standard library only what every
-start has loaded anyway: no `typing`, no `importlib.abc`.
+none of them. So triops is imported when a supplied module is, and of the standard library only what every start has
+loaded anyway: no `typing`, no `importlib.machinery`, no `__future__`.
 """
 
-from __future__ import annotations
-
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import PathFinder, SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +18,13 @@ if TYPE_CHECKING:
 # The two functions in it ask for the current CUDA device before they look at their tensors.
 CUDA_ONLY = "mmcv.ops.points_in_boxes"
 
+# Packages supplied as a whole, and the package of triops that holds their names, submodule by submodule.
+PACKAGES = {"spconv": "triops.spconv", "cumm": "triops.spconv.cumm"}
+LIBRARIES = ("mmcv", "pcdet", *PACKAGES)
 
-def face(fullname: str) -> str | None:
-    """The module of triops that stands in for an extension module; None for every other module."""
+
+def extension_source(fullname: str) -> "str | None":
+    """The module of triops that makes an extension module; None for every other module."""
     package, _, leaf = fullname.rpartition(".")
     if fullname == "mmcv._ext":
         return "triops.compat.mmcv"
@@ -31,34 +33,66 @@ def face(fullname: str) -> str | None:
     return None
 
 
-class ExtensionLoader:
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module: ModuleType = import_module(str(face(spec.name))).extension(spec.name)
-        return module
+def package_source(fullname: str) -> "str | None":
+    """The module of triops whose names a supplied package, or a module in it, has; None for every other module."""
+    library, dot, rest = fullname.partition(".")
+    return PACKAGES[library] + dot + rest if library in PACKAGES else None
 
-    def exec_module(self, module: ModuleType) -> None:
+
+def import_module(name: str) -> "Any":
+    __import__(name)
+    return sys.modules[name]
+
+
+class ExtensionLoader:
+    def create_module(self, spec: ModuleSpec) -> "ModuleType":
+        source = extension_source(spec.name)
+        if source is None:
+            made: ModuleType = import_module("triops.compat._extension").same_names(
+                spec.name, package_source(spec.name)
+            )
+        else:
+            made = import_module(source).extension(spec.name)
+        return made
+
+    def exec_module(self, module: "ModuleType") -> None:
         """The module is complete as created."""
 
 
 class ExtensionFinder:
-    """Stands last in `sys.meta_path`, so that a compiled module, which the others find, wins."""
+    """Stands last in `sys.meta_path`, so that an installed module, which the others find, wins."""
 
     def __init__(self) -> None:
         self.libraries: set[str] = set()
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if face(fullname) is None or fullname.partition(".")[0] not in self.libraries:
+        self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        library, dot, _ = fullname.partition(".")
+        if library not in self.libraries:
             return None
+        source = package_source(fullname)
+        if source is None and extension_source(fullname) is None:
+            return None
+        if dot and source is not None and not is_ours(sys.modules.get(library)):
+            return None  # the package is somebody else's, and so are all modules in it
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # came after us, and may know better
             if finder.find_spec(fullname, path, target) is not None:
                 return None
-        return ModuleSpec(fullname, ExtensionLoader(), origin="triops")  # type: ignore[arg-type]  # the old protocol
+        is_package = not dot
+        if dot and source is not None:
+            from importlib.util import find_spec
+
+            found = find_spec(source)
+            if found is None:
+                return None
+            is_package = found.submodule_search_locations is not None
+        loader: Any = ExtensionLoader()  # of the old protocol
+        return ModuleSpec(fullname, loader, origin="triops", is_package=is_package)
 
 
 class WrapperLoader(SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         super().exec_module(module)
         extension: Any = getattr(module, "ext_module", None)
         if extension is not None and is_ours(extension):
@@ -69,8 +103,8 @@ class WrapperFinder:
     """Stands first in `sys.meta_path`: has the wrappers replaced as soon as their module is executed."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if fullname != CUDA_ONLY:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -80,16 +114,17 @@ class WrapperFinder:
         return spec
 
 
-def is_ours(module: ModuleType) -> bool:
-    return module.__spec__ is not None and isinstance(module.__spec__.loader, ExtensionLoader)
+def is_ours(module: "ModuleType | None") -> bool:
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and isinstance(spec.loader, ExtensionLoader)
 
 
-def installed() -> ExtensionFinder | None:
+def installed() -> "ExtensionFinder | None":
     return next((finder for finder in sys.meta_path if isinstance(finder, ExtensionFinder)), None)
 
 
 def install(*libraries: str) -> None:
-    """Supply the extension modules of "mmcv", "pcdet" or both from now on."""
+    """Supply the modules of these `LIBRARIES` from now on."""
     finder = installed()
     if finder is None:
         finder = ExtensionFinder()

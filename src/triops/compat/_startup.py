@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from triops.compat import _finder
 
 FILE = "triops_compat.pth"
 
-# One line that Python runs at start. Where triops has been removed or moved meanwhile, it does nothing.
+# One line that Python runs at start, with modules that are loaded by then; compiled once, as any import. Where triops
+# has been removed or moved meanwhile, it does nothing.
 LINE = (
-    "import os, sys, types; p = {path!r}; m = types.ModuleType({name!r}); m.__file__ = p; "
+    "import os, sys, _frozen_importlib_external as e; p = {path!r}; m = type(sys)({name!r}); m.__file__ = p; "
     "os.path.isfile(p) and (sys.modules.setdefault(m.__name__, m), "
-    "exec(compile(open(p, encoding='utf-8').read(), p, 'exec'), m.__dict__), m.install('mmcv', 'pcdet'))\n"
+    "exec(e.SourceFileLoader(m.__name__, p).get_code(m.__name__), m.__dict__), m.install(*m.LIBRARIES))\n"
 )
 
 
@@ -25,7 +27,8 @@ def startup_file(folder: str | Path | None = None) -> Path:
 
 def activate(folder: str | Path | None = None) -> Path:
     """From the next start of Python on, `mmcv` and `pcdet` find their extension modules in triops, where nobody
-    compiled them. Programs that import neither pay nothing: triops and torch are imported only when asked for.
+    compiled them, and `import spconv` works where it is not installed. Programs that import none of them pay nothing:
+    triops and torch are imported only when asked for.
 
     Args:
         folder: site-packages of the Python that runs, unless another is given.
@@ -47,21 +50,37 @@ def deactivate(folder: str | Path | None = None) -> bool:
 
 
 def status() -> list[str]:
-    """Whether extension modules are supplied, and whose `mmcv._ext` a program gets. Imports no other library."""
+    """Whether modules are supplied, and whose a program gets of each library. Imports no other library."""
     finder = _finder.installed()
     here = ", ".join(sorted(finder.libraries)) if finder else "no"
     lines = [
         f"supplied in this process: {here}",
         f"supplied at every start (`triops activate`): {'yes' if startup_file().is_file() else 'no'}",
     ]
-    mmcv = find_spec("mmcv")
+    mmcv = _found_elsewhere("mmcv")
     if mmcv is None:
-        return [*lines, "mmcv._ext: mmcv is not installed"]
-    compiled = PathFinder.find_spec("mmcv._ext", mmcv.submodule_search_locations)
-    if compiled is not None:
-        owner = f"mmcv's own, {compiled.origin}"
-    elif finder is not None and "mmcv" in finder.libraries:
-        owner = "of triops"
+        lines.append("mmcv._ext: mmcv is not installed")
     else:
-        owner = "none. Remedy: `import triops.compat.mmcv` before mmcv.ops, or `triops activate`"
-    return [*lines, f"mmcv._ext: {owner}"]
+        own = _found_elsewhere("mmcv._ext", mmcv.submodule_search_locations)
+        lines.append(f"mmcv._ext: {_owner('mmcv', own)}")
+    packages = [name for name in _finder.PACKAGES if name != "cumm"]  # which comes and goes with spconv
+    return [*lines, *(f"{name}: {_owner(name, _found_elsewhere(name))}" for name in packages)]
+
+
+def _found_elsewhere(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
+    """What a program would import without triops."""
+    for finder in sys.meta_path:
+        if not isinstance(finder, _finder.ExtensionFinder | _finder.WrapperFinder):
+            spec = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _owner(library: str, own: ModuleSpec | None) -> str:
+    finder = _finder.installed()
+    if own is not None:
+        return f"{library}'s own, {own.origin}"
+    if finder is not None and library in finder.libraries:
+        return "of triops"
+    return f"none. Remedy: `import triops.compat.{library}` before it, or `triops activate`"

@@ -1,5 +1,6 @@
 """Modules over the functions of triops; sparse convolution networks are built of the ones named Sparse*."""
 
+from triops.nn.activation import Activation
 from triops.nn.border_align import BorderAlign
 from triops.nn.roiaware_pool3d import RoIAwarePool3d
 from triops.nn.sparse_conv import (
@@ -58,6 +59,7 @@ from triops.nn.sparse_tensor import (
 )
 
 __all__ = [
+    "Activation",
     "AddTable",
     "BorderAlign",
     "ConcatTable",

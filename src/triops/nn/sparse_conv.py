@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from triops._dtypes import autocast_dtype
 from triops.nn._window import Window
+from triops.nn.activation import Activation
 from triops.nn.sparse_tensor import SparseConvTensor
 from triops.ops.rulebook import Rulebook
 from triops.ops.rulebook.geometry import Ints
@@ -34,6 +35,9 @@ class SparseConvolution(Window):
         algo, fp32_accum, large_kernel_fast_algo: taken for the sake of programs written for spconv, without effect:
             there is one algorithm, and it accumulates in float32 (float64 for float64).
         record_voxel_count: keep the largest number of output sites seen in a buffer.
+        act_type, act_alpha: an activation behind the sum of convolution, bias and `add_input`, and its slope where it
+            has one; see `Activation`.
+        act_beta: taken for the sake of programs written for spconv, without effect.
         name: what errors call the layer.
 
     `weight` is [out_channels, *kernel_size, in_channels], `bias` [out_channels]: the layout of spconv 2's checkpoints.
@@ -46,6 +50,7 @@ class SparseConvolution(Window):
         padding: Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True, subm: bool = False,
         output_padding: Ints = 0, transposed: bool = False, inverse: bool = False, indice_key: str | None = None,
         algo: Any = None, fp32_accum: bool | None = None, record_voxel_count: bool = False,
+        act_type: Any = Activation.None_, act_alpha: float = 0, act_beta: float = 0,
         large_kernel_fast_algo: bool = False, name: str | None = None, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -69,6 +74,9 @@ class SparseConvolution(Window):
         self.inverse = inverse
         self.algo = algo
         self.fp32_accum = fp32_accum
+        self.act_type = Activation.of(act_type)
+        self.act_alpha = act_alpha
+        self.act_beta = act_beta
         self.weight = nn.Parameter(torch.empty(self.weight_shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -94,7 +102,7 @@ class SparseConvolution(Window):
         return self.indice_key is not None and not self.subm
 
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        """The convolved tensor; `add_input`, of the same sites, is added to it."""
+        """The convolved tensor; `add_input`, of the same sites, is added to it before the activation."""
         self._check_input(input)
         if input.features.shape[1] != self.in_channels:
             self._fail(f"input must have {self.in_channels} channels, got {input.features.shape[1]}")
@@ -111,7 +119,11 @@ class SparseConvolution(Window):
             )
             features = sparse_conv(input.features, weight, rulebook, self.bias)
             output = self._output(input, features, rulebook)
-        return output if add_input is None else output + add_input
+        if add_input is not None:
+            output = output + add_input
+        if self.act_type is not Activation.None_:
+            output = output.replace_feature(self.act_type(output.features, self.act_alpha))
+        return output
 
     def _keeps_sites(self) -> bool:
         """A kernel of one offset that reaches no other site: the outputs are the inputs' rows, in their order."""
@@ -120,7 +132,8 @@ class SparseConvolution(Window):
 
     def extra_repr(self) -> str:
         without_bias = ", bias=False" if self.bias is None else ""
-        return f"{self.in_channels}, {self.out_channels}, {super().extra_repr()}{without_bias}"
+        activation = "" if self.act_type is Activation.None_ else f", act_type={self.act_type}"
+        return f"{self.in_channels}, {self.out_channels}, {super().extra_repr()}{without_bias}{activation}"
 
 
 class KernelFirstWeight(SparseConvolution):

@@ -19,6 +19,7 @@ class SparseModule(nn.Module):
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
         self.name = name
+        self._sparse_unique_name = ""
 
     @property
     def label(self) -> str:
@@ -246,4 +247,4 @@ def assign_name_for_sparse_modules(module: nn.Module) -> None:
     """Give every sparse layer its path in the network as its name, which its errors then say."""
     for path, child in module.named_modules():
         if isinstance(child, SparseModule):
-            child.name = path
+            child.name = child._sparse_unique_name = path

@@ -39,6 +39,18 @@ class IndiceData:
         return self.rulebook.out_indices
 
     @property
+    def stride(self) -> list[int]:
+        return list(self.geometry.get("stride", [1] * len(self.ksize)))
+
+    @property
+    def padding(self) -> list[int]:
+        return list(self.geometry.get("padding", [0] * len(self.ksize)))
+
+    @property
+    def dilation(self) -> list[int]:
+        return list(self.geometry["dilation"])
+
+    @property
     def spatial_shape(self) -> list[int]:
         return list(self.rulebook.in_shape)
 
@@ -61,6 +73,8 @@ class SparseConvTensor:
             programs written for spconv, without effect.
 
     Features cannot be assigned: `x = x.replace_feature(f(x.features))` gives a tensor with the same sites.
+    `thrust_allocator`, `_timer` and `int8_scale` are there to be copied from tensor to tensor, as programs written for
+    spconv do.
 
     >>> import torch
     >>> x = SparseConvTensor(torch.tensor([[5.0], [7.0]]), torch.tensor([[0, 2], [1, 0]], dtype=torch.int32), [4], 2)
@@ -108,6 +122,9 @@ class SparseConvTensor:
         self.benchmark = benchmark
         self.benchmark_record: dict[str, Any] = {}
         self.force_algo = force_algo
+        self.thrust_allocator: Any = None
+        self._timer: Any = None
+        self.int8_scale: Any = None
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
@@ -155,6 +172,9 @@ class SparseConvTensor:
         new.benchmark = self.benchmark
         new.benchmark_record = self.benchmark_record
         new.force_algo = self.force_algo
+        new.thrust_allocator = self.thrust_allocator
+        new._timer = self._timer
+        new.int8_scale = self.int8_scale
         return new
 
     @property

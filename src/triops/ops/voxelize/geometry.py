@@ -20,14 +20,15 @@ _LEAST_SIZE = 1e-37  # smaller ones are not normal numbers in float32
 
 
 def grid_size(voxel_size: Numbers, point_range: Numbers) -> list[int]:
-    """Cells along x, y and z: `round(range / size)`, halves away from zero, in float32 whatever the points are.
+    """Cells along each axis: `round(range / size)`, halves away from zero, in float32 whatever the points are.
 
     So the grid is one and the same for every dtype, and that of mmcv. Its sizes are whole float32 numbers.
 
     >>> grid_size([0.16, 0.16, 4], [0, -39.68, -3, 69.12, 39.68, 1])
     [432, 496, 1]
     """
-    low, high, size = (np.array(v, np.float32) for v in (point_range[:3], point_range[3:], voxel_size))
+    axes = len(voxel_size)
+    low, high, size = (np.array(v, np.float32) for v in (point_range[:axes], point_range[axes:], voxel_size))
     with np.errstate(over="ignore"):
         cells = (high - low) / size
     return [math.floor(min(float(c), 1e18) + 0.5) for c in cells]

@@ -8,13 +8,16 @@ from triops.ops.voxelize.geometry import grid_size
 
 
 def dynamic_voxelize(points: Tensor, voxel_size: list[float], point_range: list[float]) -> Tensor:
-    """points [N, C] -> the cell of each, int32 [N, 3] of (z, y, x), or -1, -1, -1 outside the range."""
-    real = compute_dtype(points.dtype)
+    """points [N, C] -> the cell of each, int32 [N, 3] of (z, y, x), or -1, -1, -1 outside the range.
+
+    The operator has three axes; this function has as many as there are voxel sizes.
+    """
+    real, axes = compute_dtype(points.dtype), len(voxel_size)
     low, size, grid = (
         torch.tensor(values, dtype=real, device=points.device)
-        for values in (point_range[:3], voxel_size, grid_size(voxel_size, point_range))
+        for values in (point_range[:axes], voxel_size, grid_size(voxel_size, point_range))
     )
-    position = points[:, :3].to(real)
+    position = points[:, :axes].to(real)
     # Asked before the division, whose result may be too small for a GPU to tell from 0. Not so for NaN.
     behind = position >= low
     position = ((position - low) / size).floor()
@@ -50,7 +53,7 @@ def voxelize_padded(
 
     voxels = points.new_zeros((rows, max_points, points.shape[1]))
     voxels[voxel, place] = points[held]
-    coords = cell.new_zeros((rows, 3))
+    coords = cell.new_zeros((rows, cell.shape[1]))
     coords[: len(order)] = cells[order[:rows]]
     num_points = cell.new_zeros(rows).index_add_(0, voxel, torch.ones_like(voxel, dtype=torch.int32))
     slots = cell.new_full((total,), -1)

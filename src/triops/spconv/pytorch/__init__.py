@@ -7,7 +7,20 @@ SubMConv3d(4, 16, kernel_size=[3, 3, 3], padding=[1, 1, 1], indice_key='subm1', 
 
 from triops.nn.sparse_modules import RemoveGrid, ToDense
 from triops.spconv.core import ConvAlgo
-from triops.spconv.pytorch import conv, core, identity, modules, ops, pool, tables
+from triops.spconv.pytorch import (
+    conv,
+    core,
+    cppcore,
+    functional,
+    hash,
+    identity,
+    modules,
+    ops,
+    pool,
+    spatial,
+    tables,
+    utils,
+)
 from triops.spconv.pytorch.conv import (
     SparseConv1d,
     SparseConv2d,
@@ -59,12 +72,14 @@ from triops.spconv.pytorch.pool import (
 )
 from triops.spconv.pytorch.tables import (
     AddTable,
+    AddTableMisaligned,
     ConcatTable,
     JoinTable,
 )
 
 __all__ = [
     "AddTable",
+    "AddTableMisaligned",
     "ConcatTable",
     "ConvAlgo",
     "Identity",
@@ -111,9 +126,14 @@ __all__ = [
     "assign_name_for_sparse_modules",
     "conv",
     "core",
+    "cppcore",
+    "functional",
+    "hash",
     "identity",
     "modules",
     "ops",
     "pool",
+    "spatial",
     "tables",
+    "utils",
 ]

@@ -1,0 +1,8 @@
+"""spconv without a wheel: importing this module supplies `spconv` and `cumm`, unless they are installed.
+
+Import it before them. `import spconv.pytorch` then gives `triops.spconv.pytorch`; see docs/sparse.md for what differs.
+"""
+
+from triops.compat import _finder
+
+_finder.install("spconv", "cumm")
