@@ -12,11 +12,17 @@ from triops import _environment
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDICES = (torch.int32, torch.int64)
+MAX_COUNT = 2**30
 
 
 def strict() -> bool:
     """True when TRIOPS_CHECK=1: also look at the values of index tensors on a GPU (this synchronises)."""
     return _environment.check_values()
+
+
+def too_many(size: int) -> bool:
+    """More than kernels count in int32, in blocks. A symbolic size passes: tracing must not make a condition of it."""
+    return not isinstance(size, torch.SymInt) and size > MAX_COUNT
 
 
 class Checker:

@@ -11,8 +11,6 @@ from triops import _check, _op
 from triops._geometry.box.reference import Z_ORIGINS
 from triops.ops.points_in_boxes import reference
 
-MAX_COUNT = 2**30  # kernels count points and boxes in int32, in blocks
-
 
 def points_in_boxes(points: Tensor, boxes: Tensor, *, z_origin: str = "center", margin: float = 0.0) -> Tensor:
     """Index of the first box that holds each point, or -1.
@@ -67,7 +65,7 @@ def _checker(operator: str) -> Callable[[Tensor, Tensor, str, float], None]:
         c.same_device(points=points, boxes=boxes)
         c.choice("z_origin", z_origin, Z_ORIGINS)
         c.finite("margin", margin)
-        if points.shape[1] > MAX_COUNT or boxes.shape[1] > MAX_COUNT:
+        if _check.too_many(points.shape[1]) or _check.too_many(boxes.shape[1]):
             c.fail(
                 f"points and boxes must be at most 2**30 per batch element, since indices are int32, "
                 f"got {points.shape[1]} points and {boxes.shape[1]} boxes"

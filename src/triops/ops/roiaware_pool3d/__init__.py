@@ -14,7 +14,6 @@ from triops.ops.roiaware_pool3d import reference
 
 MODES = ("max", "avg")
 _INT32_MAX = 2**31 - 1
-MAX_POINTS = 2**30  # kernels count them in int32, in blocks
 
 
 def roiaware_pool3d(
@@ -165,7 +164,7 @@ def _check_forward(
     c.at_least("max_points_per_voxel", max_points_per_voxel, 1)
     if max_points_per_voxel > _INT32_MAX:
         c.fail(f"max_points_per_voxel must be at most {_INT32_MAX}, since counts are int32, got {max_points_per_voxel}")
-    if points.shape[0] > MAX_POINTS:
+    if _check.too_many(points.shape[0]):
         c.fail(f"points must be at most 2**30, since indices are int32, got {points.shape[0]}")
     c.choice("mode", mode, MODES)
     c.choice("z_origin", z_origin, Z_ORIGINS)

@@ -14,7 +14,6 @@ from triops import _check
 
 MAX_KERNEL_VOLUME = 4096
 MAX_EXTENT = 2**31 - 1  # of one axis: coordinates are int32
-MAX_SITES = 2**30  # kernels count them in int32, in blocks
 MAX_VOLUME = 2**62  # of the whole grid with its halo: a flat index is int64
 
 Ints = int | Sequence[int]
@@ -88,7 +87,7 @@ def _check_indices(operator: str, indices: Tensor) -> int:
     if len(shape) != 2 or not 2 <= shape[1] <= 5:
         check.fail(f"indices must have shape [L, 1 + D] with D from 1 to 4, got {list(shape)}")
     check.dtype("indices", indices, _check.INDICES)
-    if shape[0] > MAX_SITES:
+    if _check.too_many(shape[0]):
         check.fail(f"indices must hold at most 2**30 sites, since rows are int32, got {shape[0]}")
     return shape[1] - 1
 
