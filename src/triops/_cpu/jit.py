@@ -45,7 +45,11 @@ def _user() -> str:
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`numba.njit` as every CPU kernel and helper uses it: no GIL, IEEE arithmetic, cached on disk."""
+    """`numba.njit` as every CPU kernel and helper uses it: no GIL, IEEE arithmetic, cached on disk.
+
+    A function that Python calls writes into arrays that it is given and returns nothing or numbers: Numba makes a
+    returned array by a function in Python, and an interrupt that arrives there comes out as another error.
+    """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     directory = cache_directory()
     if directory is None:

@@ -1,4 +1,4 @@
-"""A stable radix sort of integer keys, for Numba kernels."""
+"""A stable radix sort of integer keys."""
 
 import numpy as np
 
@@ -7,9 +7,19 @@ from triops._cpu.jit import jit
 DIGIT = 11  # bits per pass: 2,048 counters stay in the first-level cache
 
 
-@jit
 def radix_sort(keys, rows):
-    """Stable, by the first len(rows) keys; one element more than that is left free in the result."""
+    """-> keys and rows, sorted by the first len(rows) keys, stable. The given arrays are written to.
+
+    There may be more keys than rows: what follows is left free in the result.
+    """
+    other_keys, other_rows = np.empty_like(keys), np.empty_like(rows)
+    in_other = _radix_sort(keys, rows, other_keys, other_rows)
+    return (other_keys, other_rows) if in_other else (keys, rows)
+
+
+@jit
+def _radix_sort(keys, rows, other_keys, other_rows):
+    """Sort from one pair of arrays to the other and back. -> whether the result is in the other pair"""
     n = rows.shape[0]
     highest = np.int64(0)
     for i in range(n):
@@ -19,24 +29,23 @@ def radix_sort(keys, rows):
         bits += 1
     passes = (bits + DIGIT - 1) // DIGIT
     digit = (bits + passes - 1) // passes if passes else 0
-    a, p = keys.copy(), rows.copy()
-    b, q = np.empty_like(a), np.empty_like(p)
     mask = (np.int64(1) << digit) - 1
+    source, source_rows, target, target_rows = keys, rows, other_keys, other_rows
     for level in range(passes):
         shift = level * digit
         place = np.zeros((1 << digit) + 1, np.int64)
         for i in range(n):
-            place[((a[i] >> shift) & mask) + 1] += 1
+            place[((source[i] >> shift) & mask) + 1] += 1
         for d in range(1 << digit):
             place[d + 1] += place[d]
         for i in range(n):
-            d = (a[i] >> shift) & mask
+            d = (source[i] >> shift) & mask
             to = place[d]
             place[d] = to + 1
-            b[to], q[to] = a[i], p[i]
-        a, b = b, a
-        p, q = q, p
-    return a, p
+            target[to], target_rows[to] = source[i], source_rows[i]
+        source, target = target, source
+        source_rows, target_rows = target_rows, source_rows
+    return passes % 2 == 1
 
 
 @jit

@@ -86,7 +86,7 @@ def _width(count):
 def _sorted_keys(rows_np, coords):
     """-> keys [n or more] and rows int32 [n] of the points that are kept, ascending by voxel, then by point."""
     total = len(coords)
-    shape = [max(h + 1, 1) for h in _highest(rows_np).tolist()] if total else [1]
+    shape = [max(h + 1, 1) for h in _highest_coords(rows_np)] if total else [1]
     places = math.prod(shape)
     rows = np.empty(total + 1, np.int32)
     if places < MAX_KEY:
@@ -100,13 +100,19 @@ def _sorted_keys(rows_np, coords):
     return radix_sort(keys, inside.nonzero()[:, 0].int().numpy())
 
 
-@jit
-def _highest(coords):
+def _highest_coords(coords):
     """The highest coordinate on each axis."""
-    axes = np.uint64(coords.shape[1])
-    together = axes * np.uint64(16)  # several rows side by side: a loop over one row is too short for vectors
-    flat, highest = coords.reshape(-1), np.empty(together, coords.dtype)
-    highest[:] = np.iinfo(coords.dtype).min
+    axes = coords.shape[1]
+    highest = np.full(16 * axes, np.iinfo(coords.dtype).min, coords.dtype)
+    _highest(coords, highest)
+    return highest[:axes].tolist()
+
+
+@jit
+def _highest(coords, highest):
+    """Into highest [16 * axes], the first row of it in the end: of one row, a loop is too short for vectors."""
+    axes, together = np.uint64(coords.shape[1]), np.uint64(len(highest))
+    flat = coords.reshape(-1)
     whole = np.uint64(len(flat)) // together * together
     for first in range(np.uint64(0), whole, together):
         for k in range(together):
@@ -115,7 +121,6 @@ def _highest(coords):
         highest[k] = maximum(highest[k], flat[whole + k])
     for k in range(axes, together):
         highest[k % axes] = maximum(highest[k % axes], highest[k])
-    return highest[:axes]
 
 
 @jit

@@ -80,52 +80,64 @@ def _cell(value, low, scale, zero, last):
     return np.int32(position if position < last else last)
 
 
-@jit
 def _build_grid(boxes, bottom, margin, points):
     """The grid of one batch element, for so many points.
 
     -> frames [T, 8], extent [6], scale [2], bits of a cell's number per axis, and the boxes of each cell c:
     box[first[c]:first[c + 1]], ascending; occupied[c] says whether there are any.
     """
-    frame = frames(boxes, bottom, margin)
-    low_high, extent = _bounds_of_all(frame)
-    bits = FINE if frame.shape[0] >= MANY_BOXES else COARSE
-    scale = _scale(extent, bits)
-    span = _spans(low_high, extent, scale, bits)
-    # Boxes that lie on top of each other would fill every cell with most of them: halve the grid until the lists
-    # are in proportion to the input. One cell is left at worst, and a point then tries every box.
-    limit = min(ENTRIES_PER_INPUT * (points + frame.shape[0]) + MIN_ENTRIES, MAX_ENTRIES)
-    while bits > 0 and _entries(span) > limit:
-        bits -= 1
-        span >>= 1
-        scale *= frame.dtype.type(0.5)
-    first, box = _list_boxes(span, bits)
-    occupied = np.empty(first.shape[0] - 1, np.uint8)  # bytes: the table then fits the first-level cache
-    for c in range(occupied.shape[0]):
-        occupied[c] = first[c + 1] > first[c]
+    count, real = len(boxes), boxes.dtype
+    bits = FINE if count >= MANY_BOXES else COARSE
+    cells = 1 << (2 * bits)
+    entries = min(ENTRIES_PER_INPUT * (points + count) + MIN_ENTRIES, cells * count, MAX_ENTRIES)
+    # There is one cell more than the grid has: it stays empty and takes the points outside the extent.
+    first, box = np.empty(cells + 2, np.uint32), np.empty(entries, np.uint32)
+    occupied = np.empty(cells + 1, np.uint8)  # bytes: the table then fits the first-level cache
+    frame, extent, scale = np.empty((count, 8), real), np.empty(6, real), np.empty(2, real)
+    bits = _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied)
     return frame, extent, scale, bits, first, box, occupied
 
 
 @jit
-def _bounds_of_all(frame):
-    """-> low and high x, y, z of every box [T, 6], and of all boxes together [6]."""
+def _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied):
+    """Fill what `_build_grid` returns. -> bits, fewer than given where the lists would not fit in `box`
+
+    Boxes that lie on top of each other would fill every cell with most of them: the grid is halved until the lists
+    are in proportion to the input. One cell is left at worst, and a point then tries every box.
+    """
+    frame[:] = frames(boxes, bottom, margin)
+    low_high = _bounds_of_all(frame, extent)
+    _set_scale(extent, bits, scale)
+    span = _spans(low_high, extent, scale, bits)
+    while bits > 0 and _entries(span) > box.shape[0]:
+        bits -= 1
+        span >>= 1
+        scale *= frame.dtype.type(0.5)
+    _list_boxes(span, bits, first, box)
+    for c in range((1 << (2 * bits)) + 1):
+        occupied[c] = first[c + 1] > first[c]
+    return bits
+
+
+@jit
+def _bounds_of_all(frame, extent):
+    """-> low and high x, y, z of every box [T, 6]; those of all boxes together go to `extent`."""
     real = frame.dtype.type
     low_high = np.empty((frame.shape[0], 6), frame.dtype)
-    extent = np.array([np.inf, -np.inf, np.inf, -np.inf, np.inf, -np.inf]).astype(frame.dtype)
+    extent[0::2], extent[1::2] = np.inf, -np.inf
     for t in range(frame.shape[0]):
         for side, value in enumerate(bounds(frame[t])):
             low_high[t, side] = value
             extent[side] = min(extent[side], real(value)) if side % 2 == 0 else max(extent[side], real(value))
-    return low_high, extent
+    return low_high
 
 
 @jit
-def _scale(extent, bits):
+def _set_scale(extent, bits, scale):
     """Cells per unit of length along x and y."""
-    real, scale = extent.dtype.type, np.empty(2, extent.dtype)
+    real = extent.dtype.type
     scale[0] = real(1 << bits) / max(extent[1] - extent[0], real(1e-6))
     scale[1] = real(1 << bits) / max(extent[3] - extent[2], real(1e-6))
-    return scale
 
 
 @jit
@@ -154,27 +166,23 @@ def _entries(span):
 
 
 @jit
-def _list_boxes(span, bits):
-    """-> first [cells + 2], box: cell u, v is number (u << bits) + v.
-
-    There is one cell more than the grid has: it stays empty and takes the points outside the extent.
-    """
-    first = np.zeros((1 << (2 * bits)) + 2, np.uint32)
+def _list_boxes(span, bits, first, box):
+    """Cell u, v is number (u << bits) + v. `first` may be longer than the grid needs."""
+    last = (1 << (2 * bits)) + 1
+    first[: last + 1] = 0
     for t in range(span.shape[0]):
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
                 first[(u << bits) + v + 1] += 1
-    for c in range(first.shape[0] - 1):
+    for c in range(last):
         first[c + 1] += first[c]
-    box = np.empty(first[-1], np.uint32)
-    cursor = first.copy()
+    cursor = first[:last].copy()
     for t in range(span.shape[0]):
         for u in range(span[t, 0], span[t, 1] + 1):
             for v in range(span[t, 2], span[t, 3] + 1):
                 cell = (u << bits) + v
                 box[cursor[cell]] = t
                 cursor[cell] += 1
-    return first, box
 
 
 @jit

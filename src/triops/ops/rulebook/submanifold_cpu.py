@@ -25,7 +25,9 @@ def sorted_sites(indices, batch_size, spatial_shape, halo):
     for axis in reversed(range(len(spatial_shape))):
         strides[axis] = strides[axis + 1] * (spatial_shape[axis] + halo[axis])
     limit = np.array([batch_size, *spatial_shape], np.int64)
-    keys, rows, ascending = _keys(indices, limit, strides)
+    keys, rows = np.empty(len(indices) + 1, np.int64), np.empty(len(indices), np.int32)
+    count, ascending = _keys(indices, limit, strides, keys, rows)
+    keys, rows = keys[: count + 1], rows[:count]
     if not ascending:
         keys, rows = radix_sort(keys, rows)
         count = drop_repeated(keys, rows)
@@ -35,9 +37,9 @@ def sorted_sites(indices, batch_size, spatial_shape, halo):
 
 
 @jit
-def _keys(indices, limit, strides):
+def _keys(indices, limit, strides, keys, rows):
+    """-> how many sites are inside, and whether their keys ascend."""
     count, columns = indices.shape
-    keys, rows = np.empty(count + 1, np.int64), np.empty(count, np.int32)
     n, before, ascending = 0, np.int64(-1), True
     for i in range(count):
         key, inside = np.int64(0), True
@@ -51,7 +53,7 @@ def _keys(indices, limit, strides):
             before = key
             n += 1
     keys[n] = SENTINEL
-    return keys[: n + 1], rows[:n], ascending
+    return n, ascending
 
 
 class Sweep:
