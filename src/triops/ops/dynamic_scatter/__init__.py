@@ -11,7 +11,6 @@ from triops import _check, _op
 from triops.ops.dynamic_scatter import reference
 
 REDUCTIONS = ("mean", "max", "sum")
-MAX_POINTS = 2**30  # kernels count them in int32, in blocks
 MAX_AXES = 8
 
 
@@ -116,7 +115,7 @@ def _check_forward(features: Tensor, coords: Tensor, reduce: str) -> None:
 
 
 def _check_points(c: _check.Checker, features: Tensor) -> None:
-    if features.shape[0] > MAX_POINTS:
+    if _check.too_many(features.shape[0]):
         c.fail(f"features must be of at most 2**30 points, since indices are int32, got {features.shape[0]}")
 
 
