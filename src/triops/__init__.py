@@ -7,6 +7,7 @@ from triops.ops.border_align import border_align, border_align_backward, border_
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
+from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
@@ -30,6 +31,7 @@ __all__ = [
     "dynamic_scatter_forward",
     "dynamic_voxelize",
     "get_indice_pairs",
+    "ingroup_inds",
     "nms",
     "nms3d",
     "nms3d_normal",
