@@ -135,7 +135,7 @@ def test_no_writable_cache_directory() -> None:
         import os; os.makedirs = refuse
         import torch, triops
         print(triops.points_in_boxes(torch.zeros(1, 2, 3), torch.tensor([[[0., 0, 0, 2, 2, 2, 0]]])).tolist())
-        from triops._cpu.jit import cache_directory; print(cache_directory())
+        from triops._cpu.cache import cache_directory; print(cache_directory())
         """
     )
     assert done.stdout.split("\n")[:2] == ["[[0, 0]]", "None"], done.stderr
@@ -145,7 +145,7 @@ def test_cache_directory_is_used_and_keyed_by_the_source(tmp_path) -> None:  # t
     code = """
         import torch, triops
         triops.points_in_boxes(torch.zeros(1, 2, 3), torch.zeros(1, 1, 7))
-        from triops._cpu.jit import cache_directory; print(cache_directory())
+        from triops._cpu.cache import cache_directory; print(cache_directory())
     """
     done = python(code, NUMBA_CACHE_DIR=str(tmp_path))
     directory = done.stdout.strip()

@@ -43,7 +43,7 @@ def serving() -> dict[str, dict[str, str]]:
 def cache_directory() -> str:
     if find_spec("numba") is None:
         return "none: numba is not installed"
-    from triops._cpu.jit import cache_directory
+    from triops._cpu.cache import cache_directory
 
     return cache_directory() or "none writable: kernels are compiled anew in every process"
 

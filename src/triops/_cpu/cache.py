@@ -1,0 +1,140 @@
+"""Where compiled CPU kernels are kept between processes.
+
+Numba's cache files are pickles: whoever can write one runs code in every process that reads it. So only a folder that
+no other user can write to is used. What cannot be read or written costs a compilation and one warning, never the call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+
+
+@cache
+def cache_directory() -> str | None:
+    """The folder in use: in NUMBA_CACHE_DIR or the user's own cache, else in the temporary directory; None for none."""
+    key = source_key(Path(__file__).parents[1])
+    reasons = []
+    for base in (_user_cache, _temporary_cache):
+        try:
+            return _usable(os.path.join(base(), key))
+        except OSError as error:
+            reasons.append(str(error))
+    _warn_once("; ".join(reasons))
+    return None
+
+
+def source_key(package: Path) -> str:
+    """A hash of the package's whole source.
+
+    Numba itself recompiles a kernel when the file that holds it changes, not when one does that it takes a helper or a
+    constant from. Taken in 3 ms.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(os.path.join(root, name) for root, _, names in os.walk(package) for name in names):
+        if path.endswith(".py"):
+            digest.update(os.path.relpath(path, package).encode())
+            with open(path, "rb") as source:
+                digest.update(source.read())
+    return digest.hexdigest()[:16]
+
+
+def _user_cache() -> str:
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return chosen
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(home):
+        raise FileNotFoundError("this user has no home directory")
+    return os.path.join(home, "triops")
+
+
+def _temporary_cache() -> str:
+    """Everybody can guess its name and make it first, so it must be ours before anything in it is believed."""
+    user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    directory = os.path.join(tempfile.gettempdir(), f"triops-{user}")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    _refuse_unless_private(directory)
+    return directory
+
+
+def _usable(directory: str) -> str:
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    _refuse_unless_private(directory)
+    with tempfile.TemporaryFile(dir=directory):
+        return directory
+
+
+def _refuse_unless_private(directory: str) -> None:
+    """An OSError unless it is a folder, not a link to one, that belongs to this user and nobody else can write to."""
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{directory} is not a folder")
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise PermissionError(f"{directory} belongs to another user or can be written by others")
+
+
+def keep_compiled(kernel: Any) -> None:
+    """Let a Numba function load its compiled versions from `cache_directory`, and save them there."""
+    directory = cache_directory()
+    if directory is None:
+        return
+    try:
+        kernel._cache = _KernelCache(kernel.py_func, directory)
+    except (OSError, RuntimeError) as error:  # the folder has gone since, or is full to the last file
+        _warn_once(str(error))
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache of one function in `cache_directory`, of which nothing that fails reaches the caller."""
+
+    def __init__(self, function: Callable[..., Any], directory: str) -> None:
+        settings: Any = numba.config
+        before, settings.CACHE_DIR = settings.CACHE_DIR, directory
+        try:
+            super().__init__(function)  # type: ignore[no-untyped-call]
+        finally:
+            settings.CACHE_DIR = before
+        self._directory = directory
+        if not self.cache_path.startswith(directory):  # Numba's second choice, which no hash of the source guards
+            raise PermissionError(f"{directory} cannot be written")
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        try:
+            _refuse_unless_private(self._directory)
+            return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            _warn_once(f"{type(error).__name__}: {error}")
+            return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        try:
+            _refuse_unless_private(self._directory)
+            super().save_overload(signature, compiled)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            _warn_once(f"{type(error).__name__}: {error}")
+
+
+_warned = False
+
+
+def _warn_once(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"triops: compiled CPU kernels cannot be kept, so every process compiles them anew ({reason}). "
+            "Remedy: set NUMBA_CACHE_DIR to a folder of your own",
+            RuntimeWarning,
+            stacklevel=3,
+        )
