@@ -2,6 +2,7 @@
 
 from triops.nn.activation import Activation
 from triops.nn.border_align import BorderAlign
+from triops.nn.capture import capture
 from triops.nn.roiaware_pool3d import RoIAwarePool3d
 from triops.nn.sparse_conv import (
     KernelFirstWeight,
@@ -107,5 +108,6 @@ __all__ = [
     "SubMConv4d",
     "ToDense",
     "assign_name_for_sparse_modules",
+    "capture",
     "is_spconv_module",
 ]

@@ -17,6 +17,7 @@ from triops.ops.rulebook.geometry import Ints, as_list
 class Window(SparseModule):
     """The base of layers that read a rulebook: geometry, `indice_key`, checks of the input."""
 
+    capacity: int | None = None  # of output sites, for layers that make new ones; None: as many as there are
     inverse = False  # True: the layer walks the rulebook of its `indice_key` backwards
     max_num_voxels_during_training: Tensor
 
@@ -90,10 +91,15 @@ class Window(SparseModule):
                 return known.rulebook
         sites = input.indices, input.batch_size, input.spatial_shape
         if self.subm:
-            return Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
-        return Rulebook.sparse(
-            *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, self.transposed
-        )
+            made = Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
+            made.in_count = made.out_count = input.active
+            return made
+        made = Rulebook.sparse(
+            *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, self.transposed,
+            self.capacity,
+        )  # fmt: skip
+        made.in_count = input.active
+        return made
 
     def _passed_on(self, input: SparseConvTensor, rulebook: Rulebook) -> dict[str, Any]:
         """The `indice_dict` of the output: that of the input, with this layer's rulebook as it is now."""
@@ -158,7 +164,11 @@ class Window(SparseModule):
         if "max_num_voxels_during_training" in self._buffers:
             self.max_num_voxels_during_training.clamp_(min=rulebook.out_indices.shape[0])
         indice_dict = self._passed_on(input, rulebook)
-        return input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
+        output = input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
+        output.active = rulebook.out_count
+        if self.capacity is not None and rulebook.out_count is not None and not self.subm and not self.inverse:
+            output.limits = (*input.limits, (rulebook.out_count, self.capacity))
+        return output
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # A checkpoint from before `record_voxel_count` was asked for has seen no voxels.

@@ -72,6 +72,10 @@ class SparseConvTensor:
         grid, voxel_num, benchmark, permanent_thrust_allocator, enable_timer, force_algo: taken for the sake of
             programs written for spconv, without effect.
 
+    Behind a layer with a `capacity` the number of rows is fixed, and those behind the true number are inactive.
+    `active` int32 [1] is that number, None where all rows count; `limits` lists the numbers and capacities of all such
+    layers so far, and `capacity_exceeded()` says whether any had more sites than room.
+
     Features cannot be assigned: `x = x.replace_feature(f(x.features))` gives a tensor with the same sites.
     `thrust_allocator`, `_timer` and `int8_scale` are there to be copied from tensor to tensor, as programs written for
     spconv do.
@@ -125,6 +129,8 @@ class SparseConvTensor:
         self.thrust_allocator: Any = None
         self._timer: Any = None
         self.int8_scale: Any = None
+        self.active: Tensor | None = None
+        self.limits: tuple[tuple[Tensor, int], ...] = ()
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
@@ -172,6 +178,8 @@ class SparseConvTensor:
         new.benchmark = self.benchmark
         new.benchmark_record = self.benchmark_record
         new.force_algo = self.force_algo
+        new.active = self.active
+        new.limits = self.limits
         new.thrust_allocator = self.thrust_allocator
         new._timer = self._timer
         new.int8_scale = self.int8_scale
@@ -185,6 +193,16 @@ class SparseConvTensor:
     @property
     def is_quantized(self) -> bool:
         return self._features.is_quantized
+
+    def capacity_exceeded(self) -> Tensor:
+        """bool [1], on the tensor's device: whether a layer before this one had more output sites than its capacity.
+
+        Then some are missing, and the features are not to be used. Reading it is the one place that waits for a GPU.
+        """
+        exceeded = torch.zeros(1, dtype=torch.bool, device=self.indices.device)
+        for count, capacity in self.limits:
+            exceeded = exceeded | (count > capacity)
+        return exceeded
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
         """What is known under an `indice_key`, or None."""

@@ -88,6 +88,30 @@ def sparse_neighbors(
     return _sparse_neighbors(indices, batch_size, *lists, transpose)  # type: ignore[no-any-return]
 
 
+def capped_neighbors(
+    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
+    dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False, *, capacity: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`sparse_neighbors` with a fixed number of output rows, so that no host waits for the number of outputs.
+
+    Returns:
+        out_indices [capacity, 1 + D], inputs int32 [K, capacity], outputs int32 [K, L], and int32 [1]: the true number
+        of outputs. Rows behind it are inactive: -1 everywhere, which every operator here leaves out. If it exceeds the
+        capacity, the last outputs, in ascending order, are missing, and whoever reads the results has to look.
+
+    >>> import torch
+    >>> from triops.ops.rulebook import capped_neighbors
+    >>> sites = torch.tensor([[0, 2], [0, 3]], dtype=torch.int32)
+    >>> out, inputs, outputs, count = capped_neighbors(sites, 1, 8, 3, stride=2, capacity=3)
+    >>> out.tolist(), inputs.tolist(), count.tolist()
+    ([[0, 0], [0, 1], [-1, -1]], [[-1, 0, -1], [-1, 1, -1], [0, -1, -1]], [2])
+    """
+    lists = as_lists(
+        "capped_neighbors", dimensions(indices), spatial_shape, kernel_size, stride, padding, dilation, out_padding
+    )
+    return _capped_neighbors(indices, batch_size, *lists, transpose, capacity)  # type: ignore[no-any-return]
+
+
 def packed_pairs(table: Tensor, rows: int) -> Tensor:
     """The pairs of a table, packed offset by offset: int32 of the layout of `plans.Pairs`.
 
@@ -120,6 +144,33 @@ def row_tiles(table: Tensor, rows: int, tile: int = TILE) -> Tensor:
     ([2], [[0, 1]])
     """
     return _row_tiles(table, rows, tile)  # type: ignore[no-any-return]
+
+
+def _check_capped(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
+) -> None:  # fmt: skip
+    geometry.check_convolution(
+        "capped_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
+        False, transpose,
+    )  # fmt: skip
+    c = _check.Checker("capped_neighbors")
+    c.at_least("capacity", capacity, 0)
+    if _check.too_many(capacity):
+        c.fail(f"capacity must be at most 2**30, since rows are int32, got {capacity}")
+
+
+def _fake_capped(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    volume = math.prod(kernel_size)
+    return (
+        indices.new_empty((capacity, indices.shape[1])),
+        indices.new_empty((volume, capacity), dtype=torch.int32),
+        indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
+        indices.new_empty((1,), dtype=torch.int32),
+    )
 
 
 def _check_table(operator: str, table: Tensor, rows: int) -> _check.Checker:
@@ -209,6 +260,7 @@ _compact_indice_pairs = _op.define(
 )
 _submanifold_neighbors = _op.define(reference.submanifold_neighbors, check=_check_submanifold, fake=_fake_submanifold)
 _sparse_neighbors = _op.define(reference.sparse_neighbors, check=_check_sparse, fake=_fake_sparse)
+_capped_neighbors = _op.define(reference.capped_neighbors, check=_check_capped, fake=_fake_capped)
 _packed_pairs = _op.define(reference.packed_pairs, check=_check_packed, fake=_fake_packed)
 _row_tiles = _op.define(reference.row_tiles, check=_check_tiles, fake=_fake_tiles)
 for _operator in (_compact_indice_pairs, _sparse_neighbors):
@@ -217,6 +269,6 @@ for _operator in (_compact_indice_pairs, _sparse_neighbors):
 from triops.ops.rulebook.rulebook import Rulebook, check_rulebook  # noqa: E402 - stands on the operators above
 
 __all__ = [
-    "Rulebook", "check_rulebook", "compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors",
-    "submanifold_neighbors",
+    "Rulebook", "capped_neighbors", "check_rulebook", "compact_indice_pairs", "packed_pairs", "row_tiles",
+    "sparse_neighbors", "submanifold_neighbors",
 ]  # fmt: skip

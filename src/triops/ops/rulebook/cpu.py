@@ -10,12 +10,15 @@ from triops._cpu.memory import as_numpy, in_huge_pages, minus_ones
 from triops._cpu.threads import run
 from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites
 from triops.ops.rulebook.plans import Pairs, pairs_size
-from triops.ops.rulebook.reference import row_tiles  # no CPU kernel reads tiles
+from triops.ops.rulebook.reference import cap, row_tiles  # no CPU kernel reads tiles
 from triops.ops.rulebook.strided_cpu import Candidates
 from triops.ops.rulebook.submanifold_cpu import Sweep
 from triops.ops.rulebook.tables import refuse_rows_outside
 
-__all__ = ["compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors", "submanifold_neighbors"]
+__all__ = [
+    "capped_neighbors", "compact_indice_pairs", "packed_pairs", "row_tiles", "sparse_neighbors",
+    "submanifold_neighbors",
+]  # fmt: skip
 
 PACKED = 200_000  # entries of a table, worth a thread
 SCRATCH = 1 << 28  # int32 places; a wider [K, 2, L] is not taken as scratch, the pairs are counted first instead
@@ -65,6 +68,15 @@ def sparse_neighbors(
     )
     inputs = _table(pairs[1], pairs[0], offsets, out_indices.shape[0])
     return out_indices, inputs, _table(pairs[0], pairs[1], offsets, indices.shape[0])
+
+
+def capped_neighbors(
+    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, capacity
+):
+    found = sparse_neighbors(
+        indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
+    )
+    return cap(found, capacity)
 
 
 def packed_pairs(table, rows):

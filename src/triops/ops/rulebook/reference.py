@@ -44,6 +44,32 @@ def sparse_neighbors(
     return out_indices, inputs_of, _table(pairs, len(indices), indices)
 
 
+def capped_neighbors(
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`sparse_neighbors` with exactly `capacity` output rows -> out_indices [capacity, 1 + D], inputs int32
+    [K, capacity], outputs int32 [K, L], and the true number of outputs int32 [1]."""
+    return cap(
+        sparse_neighbors(
+            indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
+        ),
+        capacity,
+    )
+
+
+def cap(tables: tuple[Tensor, Tensor, Tensor], capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows behind the true number are inactive: -1 everywhere; outputs behind the capacity are left out."""
+    out_indices, inputs, outputs = tables
+    kept = min(out_indices.shape[0], capacity)
+    sites = out_indices.new_full((capacity, out_indices.shape[1]), -1)
+    sites[:kept] = out_indices[:kept]
+    gather = inputs.new_full((inputs.shape[0], capacity), -1)
+    gather[:, :kept] = inputs[:, :kept]
+    count = outputs.new_full((1,), out_indices.shape[0])
+    return sites, gather, torch.where(outputs < capacity, outputs, -1), count
+
+
 def packed_pairs(table: Tensor, rows: int) -> Tensor:
     """table int32 [K, A] whose entries are rows of `rows` or -1 -> its plan of pairs; see `plans.py`."""
     offsets, columns = table.shape

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from triops.ops.rulebook import packed_pairs, row_tiles, sparse_neighbors, submanifold_neighbors
+from triops.ops.rulebook import (
+    capped_neighbors,
+    packed_pairs,
+    row_tiles,
+    sparse_neighbors,
+    submanifold_neighbors,
+)
 from triops.ops.rulebook.geometry import Ints, as_list, as_lists, output_shape
 from triops.ops.rulebook.plans import TILE
 
@@ -52,7 +58,12 @@ class Rulebook:
         scatter int32 [K, N]: the output row that input row i meets, or -1. A copy too.
         mirrored: True where scatter is gather.flip(0), as in every submanifold convolution.
         tables: what the operators take; see `Tables`.
+        in_count, out_count int32 [1]: how many of the input and output sites are active, where a capacity fixed the
+            number of rows; else None, and all rows count.
     """
+
+    in_count: Tensor | None = None
+    out_count: Tensor | None = None
 
     def __init__(
         self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
@@ -95,25 +106,32 @@ class Rulebook:
     def sparse(
         cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1,
         padding: Ints = 0, dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
+        capacity: int | None = None,
     ) -> Rulebook:  # fmt: skip
-        """Every site that an input reaches is an output; see `triops.get_indice_pairs`. On a GPU this waits once,
-        for the number of outputs.
+        """Every site that an input reaches is an output; see `triops.get_indice_pairs`. On a GPU this waits once, for
+        the number of outputs, unless `capacity` fixes the number of output rows: then those behind the true number,
+        which is `out_count`, are inactive (-1), and no host waits. See `triops.ops.rulebook.capped_neighbors`.
 
         >>> import torch
         >>> from triops import Rulebook
         >>> Rulebook.sparse(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3, stride=2).gather.tolist()
         [[-1, 0], [-1, 1], [0, -1]]
         """
-        out_indices, gather, scatter = sparse_neighbors(
-            indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-        )
+        window = spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
+        count = None
+        if capacity is None:
+            out_indices, gather, scatter = sparse_neighbors(indices, batch_size, *window)
+        else:
+            out_indices, gather, scatter, count = capped_neighbors(indices, batch_size, *window, capacity=capacity)
         lists = as_lists(
             "Rulebook", indices.shape[1] - 1, spatial_shape, kernel_size, stride, padding, dilation, out_padding
         )
         shape, kernel, step, pad, gap, extra = lists
         out_shape = output_shape(shape, kernel, step, pad, gap, extra, False, transpose)
         tables = Tables(gather, scatter, False)
-        return cls.__new__(cls)._set(indices, out_indices, shape, out_shape, batch_size, kernel, tables)
+        made = cls.__new__(cls)._set(indices, out_indices, shape, out_shape, batch_size, kernel, tables)
+        made.out_count = count
+        return made
 
     @property
     def mirrored(self) -> bool:
@@ -175,15 +193,19 @@ class Rulebook:
         >>> down.inverse().out_indices.tolist()
         [[0, 2], [0, 3]]
         """
-        return Rulebook.__new__(Rulebook)._set(
+        made = Rulebook.__new__(Rulebook)._set(
             self.out_indices, self.in_indices, self.out_shape, self.in_shape, self.batch_size, self.kernel_size,
             self.tables.inverse(),
         )  # fmt: skip
+        made.in_count, made.out_count = self.out_count, self.in_count
+        return made
 
     def _with(self, tables: Tables) -> Rulebook:
-        return Rulebook.__new__(Rulebook)._set(
+        made = Rulebook.__new__(Rulebook)._set(
             self.in_indices, self.out_indices, self.in_shape, self.out_shape, self.batch_size, self.kernel_size, tables
         )
+        made.in_count, made.out_count = self.in_count, self.out_count
+        return made
 
     def __repr__(self) -> str:
         kind = "submanifold" if self.mirrored else "sparse"

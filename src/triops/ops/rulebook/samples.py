@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._sample import BadCall, Sample, Standard, Work
-from triops.ops.rulebook import geometry, packed_pairs, row_tiles, submanifold_neighbors
+from triops.ops.rulebook import capped_neighbors, geometry, packed_pairs, row_tiles, submanifold_neighbors
 from triops.ops.rulebook.plans import TILE, Pairs, Tiles
 
 INDEX = (torch.int32,)  # a sample's dtype is a float dtype elsewhere; here it is that of the sites
@@ -27,6 +27,8 @@ def _arguments(
     if operator == "submanifold_neighbors":
         return sites, batch_size, shape, kernel, dilation
     start = (sites, batch_size, shape, kernel, stride, padding, dilation, out_padding)
+    if operator == "capped_neighbors":
+        return *start, transpose, _CAPACITY if sites.shape[0] < 10_000 else sites.shape[0] // 2
     return (*start, transpose) if operator == "sparse_neighbors" else (*start, subm, transpose)
 
 
@@ -150,6 +152,7 @@ SUBMANIFOLD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
       for n in (65, 513, 1025)),
 ]  # fmt: skip
 # The kernels are those of get_indice_pairs; what differs is the layout of the result.
+_CAPACITY = 40  # more than some of the cases below have, and less than others
 _LAYOUTS = ("20 sites", "4D", "twice", "no sites")
 
 SAMPLES = [
@@ -159,11 +162,14 @@ SAMPLES = [
         "compact_indice_pairs", strided_sites, 4, [11, 360, 360], stride=2, padding=[0, 1, 1]), "network", INDEX),
     Sample("submanifold_neighbors", "248636 sites", case(
         "submanifold_neighbors", submanifold_sites, 4, [41, 1440, 1440]), "network", INDEX),
+    Sample("capped_neighbors", "stride 2, 149100 sites", case(
+        "capped_neighbors", strided_sites, 4, [11, 360, 360], stride=2, padding=[0, 1, 1]), "network", INDEX),
     Sample("sparse_neighbors", "stride 2, 149100 sites", case(
         "sparse_neighbors", strided_sites, 4, [11, 360, 360], stride=2, padding=[0, 1, 1]), "network", INDEX),
 ]  # fmt: skip
 for _operator, _cases, _subm in (
     ("compact_indice_pairs", SPARSE, False), ("sparse_neighbors", SPARSE, False),
+    ("capped_neighbors", SPARSE, False),
     ("compact_indice_pairs", SUBMANIFOLD, True), ("submanifold_neighbors", SUBMANIFOLD, True),
 ):  # fmt: skip
     for _name, _args, _options, _scale in _cases:
@@ -218,6 +224,8 @@ SAMPLES += [
 SAMPLES += [Sample("row_tiles", "tiles of 128", _plan("row_tiles", _table(90, 300, 27), 90, 128), dtypes=INDEX)]
 
 BAD_CALLS = [
+    BadCall("capped_neighbors: a negative capacity", lambda: capped_neighbors(
+        torch.zeros(3, 4).int(), 1, 5, 3, capacity=-1), ValueError, "capacity must be at least 0, got -1"),
     BadCall("packed_pairs: a float table", lambda: packed_pairs(torch.zeros(2, 3), 3), TypeError,
             "table must be int32, got float32"),
     BadCall("packed_pairs: a row behind the last", lambda: packed_pairs(torch.full((2, 3), 3).int(), 3), IndexError,
@@ -231,7 +239,9 @@ BAD_CALLS = [
 ]  # fmt: skip
 
 LOOKUPS = Standard(why_slower="neighbors are looked up wherever they lie in the grid: latency, not bandwidth")
-STANDARD = dict.fromkeys(("compact_indice_pairs", "submanifold_neighbors", "sparse_neighbors"), LOOKUPS)
+STANDARD = dict.fromkeys(
+    ("compact_indice_pairs", "submanifold_neighbors", "sparse_neighbors", "capped_neighbors"), LOOKUPS
+)
 STANDARD["row_tiles"] = Standard(why_slower="a sort of the rows by a 16-bit code")
 
 
@@ -260,6 +270,7 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
     sites, kernel = args[0], args[3]
     count, volume = sites.shape[0], torch.Size(kernel).numel()
     written = {"get_indice_pairs": 2, "compact_indice_pairs": 0, "submanifold_neighbors": 1, "sparse_neighbors": 1}
+    written["capped_neighbors"] = 1
     read = sites.numel() * sites.element_size()
     table = 4 * written[operator] * volume * count
     pairs = 8 * 4 * count if operator == "compact_indice_pairs" else 0  # about four pairs a site

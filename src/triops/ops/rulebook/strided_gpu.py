@@ -108,18 +108,20 @@ class Ranked(NamedTuple):
     bits: int  # 0 where `owners` holds a row for every input place, else of the hash whose scratch it is
 
 
-def sparse_table(indices, convolution, scratch=None):
-    """-> sites [most, 1 + D], their number (a PinnedCounter), outputs int32 [K, L], a buffer and where in it
-    counts int32 [K, blocks] begin.
+def sparse_table(indices, convolution, scratch=None, total=None):
+    """-> sites [most, 1 + D], their number (a PinnedCounter; None where `total`, int32 [1] on the device, takes it),
+    outputs int32 [K, L], a buffer and where in it counts int32 [K, blocks] begin.
 
     The first rows of `sites` are the output sites, and everything is still on its way: no waiting here.
     scratch: int32 of any size, used if it is large enough, for a caller that writes something else there later.
     """
     count = indices.shape[0]
     blocks = cdiv(count, GRAIN)
-    total = pinned_counter(indices.device)
+    counter = pinned_counter(indices.device) if total is None else None
     rank = _rank_by_bitmap if convolution.by_bitmap else _rank_by_sort
-    found = rank(indices, convolution, total.expect(), convolution.volume * blocks, scratch)
+    found = rank(
+        indices, convolution, total if counter is None else counter.expect(), convolution.volume * blocks, scratch
+    )
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
     length = found.ranks.shape[0]
     convolution.rank(found.bits, 0 if convolution.by_bitmap else length.bit_length())(
@@ -127,7 +129,7 @@ def sparse_table(indices, convolution, scratch=None):
         indices, found.ranks, found.zeros32, found.owners, outputs, found.start, found.ranks_at, found.counts_at,
         count, blocks, length,
     )  # fmt: skip
-    return found.sites, total, outputs, found.zeros32, found.counts_at
+    return found.sites, counter, outputs, found.zeros32, found.counts_at
 
 
 def invert_table(outputs, length):

@@ -1,0 +1,241 @@
+"""Whole sparse networks on a GPU: wall time, GPU time, launches and memory, triops plain and captured against spconv.
+
+    python benchmarks/encoders.py [--json FILE] [--quick]
+
+The encoder of SECOND (12 convolutions with batch norm and ReLU, 4 stages), a residual one and a UNet, the same weights
+and voxels for every library. Wall time is one synchronised call, median of interleaved rounds; GPU time and launches
+come from torch's profiler, which runs last, since it slows every later launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import triops.nn
+from triops import scenes
+
+SHAPE = [41, 1600, 1408]
+
+
+def layer(lib: Any, kind: str, inputs: int, outputs: int, key: str, **options: Any) -> nn.Module:
+    conv = lib.SubMConv3d if kind == "subm" else lib.SparseConv3d
+    return lib.SparseSequential(
+        conv(inputs, outputs, bias=False, indice_key=key, **{"kernel_size": 3, "padding": 1, **options}),
+        nn.BatchNorm1d(outputs, eps=1e-3, momentum=0.01),
+        nn.ReLU(),
+    )
+
+
+def second(lib: Any) -> nn.Module:
+    """The middle encoder of SECOND, up to its dense bird's-eye map."""
+    stages = [layer(lib, "subm", 4, 16, "subm1"), layer(lib, "subm", 16, 16, "subm1")]
+    widths = [(16, 32, 1), (32, 64, 1), (64, 64, [0, 1, 1])]
+    for number, (inputs, outputs, padding) in enumerate(widths, 2):
+        stages += [
+            layer(lib, "sparse", inputs, outputs, f"spconv{number}", stride=2, padding=padding),
+            layer(lib, "subm", outputs, outputs, f"subm{number}"),
+            layer(lib, "subm", outputs, outputs, f"subm{number}"),
+        ]
+    last = {"kernel_size": [3, 1, 1], "stride": [2, 1, 1], "padding": 0}
+    return lib.SparseSequential(*stages, layer(lib, "sparse", 64, 128, "down", **last), lib.ToDense())
+
+
+class Residual(nn.Module):
+    def __init__(self, lib: Any, width: int, key: str) -> None:
+        super().__init__()
+        self.first = layer(lib, "subm", width, width, key)
+        self.second = lib.SparseSequential(
+            lib.SubMConv3d(width, width, 3, padding=1, bias=False, indice_key=key), nn.BatchNorm1d(width, eps=1e-3)
+        )
+
+    def forward(self, x: Any) -> Any:
+        y = self.second(self.first(x))
+        return y.replace_feature(torch.relu(y.features + x.features))
+
+
+class ResidualEncoder(nn.Module):
+    def __init__(self, lib: Any) -> None:
+        super().__init__()
+        stages: list[nn.Module] = [layer(lib, "subm", 4, 16, "input")]
+        for number, width in enumerate((16, 32, 64, 128), 1):
+            if number > 1:
+                stages.append(layer(lib, "sparse", width // 2, width, f"down{number}", stride=2))
+            stages += [Residual(lib, width, f"res{number}"), Residual(lib, width, f"res{number}")]
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: Any) -> Any:
+        for stage in self.stages:
+            x = stage(x)
+        return x.dense()
+
+
+class UNet(nn.Module):
+    def __init__(self, lib: Any, widths: tuple[int, ...] = (32, 64, 96, 128)) -> None:
+        super().__init__()
+        self.input = layer(lib, "subm", 4, widths[0], "level0")
+        self.down, self.up, self.join = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for n, (width, deeper) in enumerate(zip(widths, widths[1:], strict=False)):
+            self.down.append(nn.ModuleList([
+                Residual(lib, width, f"level{n}"), layer(lib, "sparse", width, deeper, f"down{n}", stride=2),
+            ]))  # fmt: skip
+            self.up.append(lib.SparseInverseConv3d(deeper, width, 3, indice_key=f"down{n}", bias=False))
+            self.join.append(layer(lib, "subm", 2 * width, width, f"level{n}"))
+        self.deepest = Residual(lib, widths[-1], f"level{len(widths) - 1}")
+
+    def forward(self, x: Any) -> Any:
+        x, skipped = self.input(x), []
+        for block, down in self.down:  # type: ignore[misc]
+            x = block(x)
+            skipped.append(x)
+            x = down(x)
+        x = self.deepest(x)
+        for up, join, skip in zip(reversed(self.up), reversed(self.join), reversed(skipped), strict=True):
+            x = up(x)
+            x = join(x.replace_feature(torch.cat([x.features, skip.features], 1)))
+        return x.features
+
+
+def voxels(count: int, batch: int) -> torch.Tensor:
+    return scenes.lidar_sites(count, (SHAPE[0], SHAPE[1], SHAPE[2]), batch).cuda()
+
+
+class Case:
+    """One network of one library on one input."""
+
+    def __init__(self, lib: Any, make: Callable[[Any], nn.Module], sites: torch.Tensor, batch: int, half: bool,
+                 train: bool, state: dict[str, Any] | None) -> None:  # fmt: skip
+        torch.manual_seed(0)
+        self.lib, self.sites, self.batch, self.half, self.train = lib, sites, batch, half, train
+        self.network = make(lib).cuda()
+        if state is not None:
+            self.network.load_state_dict(state, strict=False)
+        self.network.train(train)
+        self.features = torch.randn(len(sites), 4, generator=torch.Generator().manual_seed(1)).cuda()
+        if half and not train:
+            self.network, self.features = self.network.half(), self.features.half()
+        self.run: Callable[[Any], Any] = self.network
+
+    def tensor(self) -> Any:
+        return self.lib.SparseConvTensor(self.features, self.sites, SHAPE, self.batch)
+
+    def __call__(self) -> torch.Tensor:
+        if not self.train:
+            with torch.no_grad():
+                return self.run(self.tensor())  # type: ignore[no-any-return]
+        self.network.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.float16, enabled=self.half):
+            out = self.network(self.tensor())
+            loss = out.float().square().mean()
+        loss.backward()
+        return out.detach()  # type: ignore[no-any-return]
+
+
+def captured(case: Case) -> Case:
+    case.run = triops.nn.capture(case.network, [case.tensor()])
+    return case
+
+
+def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    libraries = {"triops": importlib.import_module("triops.spconv.pytorch")}
+    try:
+        libraries["spconv"] = importlib.import_module("spconv.pytorch")
+    except Exception as error:  # a compiled peer may fail in any way while it loads
+        print(f"no spconv here ({type(error).__name__}: {error})")
+    plans: list[tuple[str, Any, int, int, bool, bool]] = [
+        ("SECOND inference fp16", second, 19_414, 1, True, False),
+        ("SECOND inference fp16", second, 59_563, 1, True, False),
+        ("SECOND inference fp16", second, 119_761, 1, True, False),
+        ("SECOND inference fp32", second, 119_761, 1, False, False),
+        ("SECOND training amp", second, 164_216, 4, True, True),
+        ("SECOND training fp32", second, 164_216, 4, False, True),
+        ("residual training amp", ResidualEncoder, 164_216, 4, True, True),
+        ("UNet training amp", UNet, 185_219, 4, True, True),
+    ]
+    found = []
+    for name, make, count, batch, half, train in plans[:4] if options.quick else plans:
+        sites = voxels(count, batch)
+        cases: dict[str, Case] = {}
+        state: dict[str, Any] | None = None
+        for library, lib in libraries.items():
+            cases[library] = Case(lib, make, sites, batch, half, train, state)
+            state = state or {k: v.float() for k, v in cases[library].network.state_dict().items()}
+        if not train:
+            cases["captured"] = captured(Case(libraries["triops"], make, sites, batch, half, train, state))
+        found.append({"network": name, "voxels": count, **measured(cases)})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def measured(cases: dict[str, Case]) -> dict[str, Any]:
+    result: dict[str, Any] = {name: {} for name in cases}
+    outputs = {}
+    for name, case in cases.items():
+        for _ in range(3):
+            case()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        outputs[name] = case().float()
+        torch.cuda.synchronize()
+        result[name]["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+    expected = outputs["triops"]
+    for name, output in outputs.items():
+        difference = (
+            (output - expected).norm() / expected.norm() if output.shape == expected.shape else torch.tensor(9.9)
+        )
+        result[name]["difference"] = float(f"{float(difference):.2g}")
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(25):
+        for name, case in cases.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            case()
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    for name, samples in times.items():
+        result[name]["wall_ms"] = round(statistics.median(samples), 3)
+    for name, case in cases.items():
+        result[name]["busy_ms"], result[name]["launches"] = busy(case)
+    return result
+
+
+def busy(case: Case) -> tuple[float, int]:
+    """GPU time of one call, and how many kernels, copies and fills it takes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        case()
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return round(sum(event.device_time for event in kernels) / 1e3, 3), len(kernels)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="inference only")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/encoders.py needs a GPU")
+        return 0
+    torch.backends.cuda.matmul.allow_tf32 = False
+    found = rows(options)
+    if options.json:
+        machine = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}
+        options.json.write_text(json.dumps({**machine, "rows": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
