@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import statistics
 import sys
@@ -87,7 +88,7 @@ class UNet(nn.Module):
         super().__init__()
         self.input = layer(lib, "subm", 4, widths[0], "level0")
         self.down, self.up, self.join = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for n, (width, deeper) in enumerate(zip(widths, widths[1:], strict=False)):
+        for n, (width, deeper) in enumerate(itertools.pairwise(widths)):
             self.down.append(nn.ModuleList([
                 Residual(lib, width, f"level{n}"), layer(lib, "sparse", width, deeper, f"down{n}", stride=2),
             ]))  # fmt: skip

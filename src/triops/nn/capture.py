@@ -34,8 +34,8 @@ def capture(network: nn.Module, examples: Iterable[Any], headroom: float = 1.5) 
     Args:
         network: a module in evaluation mode, whose weights are shared, not copied. It takes tensors whose first axis
             is the active sites (indices are the integer ones), `SparseConvTensor`s, and anything else, which is part
-            of what a graph is made for. It gives tensors, `SparseConvTensor`s, or tuples, lists and dicts of them; a tensor
-            with one row per site is cut to the sites there are.
+            of what a graph is made for. It gives tensors, `SparseConvTensor`s, or tuples, lists and dicts of them; a
+            tensor with one row per site is cut to the sites there are.
         examples: typical inputs: one per entry, a tuple of arguments or a single argument. They tell how many sites
             the layers make.
         headroom: capacities over what the examples needed.
