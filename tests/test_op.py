@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import triops
-from triops._op import OPERATORS
+from triops._op import OPERATORS, Operator
+from triops._schema import Signature
 
 POINTS, BOXES = torch.zeros(1, 2, 3), torch.tensor([[[0.0, 0, 0, 2, 2, 2, 0]]])
 
@@ -66,6 +67,27 @@ def test_the_raw_operator_checks_too() -> None:
 def test_an_integer_beyond_64_bits_is_refused() -> None:
     with pytest.raises(ValueError, match="offset must fit in 64 bits"):
         triops.bbox_overlaps(torch.zeros(1, 4), torch.zeros(1, 4), offset=2**70)
+
+
+def test_a_numpy_integer_beyond_64_bits_is_refused() -> None:
+    import numpy as np
+
+    with pytest.raises(ValueError, match="offset must fit in 64 bits, got 9223372036854775808"):
+        triops.bbox_overlaps(torch.zeros(1, 4), torch.zeros(1, 4), offset=np.uint64(2**63))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda op: op.name)
+def test_the_schema_is_what_torch_infers_from_the_reference(operator: Operator) -> None:
+    schema = torch.library.infer_schema(operator.reference.__wrapped__, mutates_args=())  # type: ignore[attr-defined]
+    assert operator.signature.schema == schema
+
+
+def test_an_operator_cannot_take_what_the_dispatcher_does_not_know() -> None:
+    def reference(x: torch.Tensor, options: dict[str, int]) -> torch.Tensor:
+        return x
+
+    with pytest.raises(TypeError, match=r"reference: no operator can take or return dict\[str, int\]"):
+        Signature(reference)
 
 
 def test_meta_tensors_are_checked_and_shaped() -> None:

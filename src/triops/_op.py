@@ -7,21 +7,20 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import numbers
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Optional, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from triops import _environment
+from triops._schema import Signature
 
 log = logging.getLogger("triops")
 _lib = torch.library.Library("triops", "DEF")
@@ -38,32 +37,6 @@ _forced_reference: ContextVar[bool] = ContextVar("triops reference", default=_fo
 # `triops.acceptance.record` puts a function here when TRIOPS_RECORD asks for every call to be written down.
 # It runs the kernel that it is given.
 recorder: Callable[[Operator, Callable[..., Any], tuple[Any, ...]], Any] | None = None
-
-# the annotations of a schema: what passes, and how to say it to a user
-_KINDS: dict[Any, tuple[Any, str]] = {
-    Tensor: (Tensor, "a Tensor"),
-    str: (str, "a string"),
-    bool: (bool, "a bool"),
-    int: ((int, torch.SymInt), "an integer"),
-    float: ((int, float, torch.SymInt, torch.SymFloat), "a number"),
-    list[int]: ((list, tuple), "a list of integers"),
-    list[float]: ((list, tuple), "a list of numbers"),
-    Tensor | None: ((Tensor, type(None)), "a Tensor or None"),
-    Optional[Tensor]: ((Tensor, type(None)), "a Tensor or None"),  # noqa: UP045 - hashes differ from the line above
-}
-
-# of those, the types that need no second look
-_PLAIN: dict[str, frozenset[type]] = {
-    "a Tensor": frozenset({Tensor, torch.nn.Parameter}),
-    "a string": frozenset({str}),
-    "a bool": frozenset({bool}),
-    "an integer": frozenset({int}),
-    "a number": frozenset({float, int}),
-    "a list of integers": frozenset({list}),
-    "a list of numbers": frozenset(),
-    "a Tensor or None": frozenset({Tensor, torch.nn.Parameter, type(None)}),
-}
-LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of the integers that the dispatcher can pass on
 
 
 class Operator:
@@ -83,60 +56,15 @@ class Operator:
         self.differentiable = False
         self.dynamic_output = False  # True: the output's size depends on the data
         self.overload: Any = None
-        hints = get_type_hints(reference)
-        self.parameters: list[str] = list(inspect.signature(reference).parameters)
-        self._kinds = tuple((name, *_KINDS[hints[name]]) for name in self.parameters if hints[name] in _KINDS)
-        self._positions = tuple(self.parameters.index(name) for name, _, _ in self._kinds)
-        self._tensors = tuple(self.parameters.index(n) for n, _, expected in self._kinds if "Tensor" in expected)
-        self._plain_types = tuple((self.parameters.index(n), _PLAIN[expected]) for n, _, expected in self._kinds)
+        self.signature = Signature(reference)
+        self.parameters = self.signature.parameters
         self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():  # the tracer checks types; a look at a size would become a condition on it
             return self.overload(*args)
-        return self.overload(*(args if self._all_plain(args) else self._accepted(args)))
-
-    def _all_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether every argument has the very type it should have: the common case, told in a microsecond or two."""
-        for position, plain in self._plain_types:
-            value = args[position]
-            kind = type(value)
-            if kind not in plain:
-                return False
-            if kind is int:
-                if not LOWEST <= value <= HIGHEST:
-                    return False
-            elif kind is list:
-                for entry in value:
-                    if type(entry) is not int or not LOWEST <= entry <= HIGHEST:
-                        return False
-        return True
-
-    def _accepted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments as the dispatcher takes them, or a TypeError that names the one it would not take."""
-        for position, (name, types, expected) in zip(self._positions, self._kinds, strict=True):
-            value: Any = args[position]
-            if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-                number = _plain_number(value, expected)
-                if number is None:
-                    raise TypeError(f"{self.name}: {name} must be {expected}, got {type(value).__name__}")
-                args = (*args[:position], number, *args[position + 1 :])
-            elif expected == "a list of integers":
-                for entry in value:
-                    if isinstance(entry, bool) or not isinstance(entry, int | torch.SymInt):
-                        raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
-                    self._check_width(name, entry)
-            elif expected == "a list of numbers":
-                for entry in value:
-                    if isinstance(entry, bool) or not isinstance(entry, int | float | torch.SymInt | torch.SymFloat):
-                        raise TypeError(f"{self.name}: {name} must be {expected}, got {type(entry).__name__} in it")
-            elif expected == "an integer":
-                self._check_width(name, value)
-        return args
-
-    def _check_width(self, name: str, value: Any) -> None:
-        if type(value) is int and not LOWEST <= value <= HIGHEST:
-            raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {value}")
+        signature = self.signature
+        return self.overload(*(args if signature.all_plain(args) else signature.accepted(args)))
 
     def __repr__(self) -> str:
         return f"<operator triops::{self.name}>"
@@ -180,7 +108,7 @@ class Operator:
         return call
 
     def _check(self, args: tuple[Any, ...]) -> None:
-        for position in self._tensors:
+        for position in self.signature.tensors:
             value = args[position]
             if value is not None and value.layout is not torch.strided:
                 name = self.parameters[position]
@@ -190,15 +118,6 @@ class Operator:
     def _checked_fake(self, *args: Any) -> Any:
         self._check(args)
         return self.fake(*args)
-
-
-def _plain_number(value: Any, expected: str) -> int | float | None:
-    """NumPy scalars are numbers to a user and strangers to the dispatcher; None for what is no such number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
-    if expected == "a number":
-        return float(value)
-    return int(value) if expected == "an integer" and isinstance(value, numbers.Integral) else None
 
 
 def _device_of(args: tuple[Any, ...]) -> torch.device:
@@ -224,8 +143,7 @@ def define(
     op = Operator(reference, check, fake)
     if op.name in OPERATORS:
         raise ValueError(f"operator {op.name} is defined twice")
-    schema = torch.library.infer_schema(reference, mutates_args=())
-    _lib.define(op.name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _lib.define(op.name + op.signature.schema, tags=(torch.Tag.pt2_compliant_tag,))
     _lib.impl(op.name, op._entry("reference"), "CompositeExplicitAutograd")
     for backend, key in (("cpu", "CPU"), ("gpu", "CUDA"), ("gpu", "XPU")):
         if find_spec(f"{op.package}.{backend}"):

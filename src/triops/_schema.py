@@ -1,0 +1,122 @@
+"""The arguments of an operator: its schema for PyTorch's dispatcher, and the check of a call's types.
+
+Both are read from one table, by the annotations of the reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of the integers that the dispatcher can pass on
+
+INTEGER = (int, torch.SymInt)
+NUMBER = (int, float, torch.SymInt, torch.SymFloat)
+
+
+class Kind(NamedTuple):
+    """What one annotation stands for."""
+
+    schema: str  # the dispatcher's word
+    expected: str  # the user's
+    types: tuple[type, ...]  # what passes
+    plain: tuple[type, ...]  # of those, the exact types that need no second look
+    entries: tuple[type, ...] = ()  # of a list
+
+
+KINDS: dict[Any, Kind] = {
+    Tensor: Kind("Tensor", "a Tensor", (Tensor,), (Tensor, torch.nn.Parameter)),
+    Tensor | None: Kind("Tensor?", "a Tensor or None", (Tensor, type(None)), (Tensor, torch.nn.Parameter, type(None))),
+    str: Kind("str", "a string", (str,), (str,)),
+    bool: Kind("bool", "a bool", (bool,), (bool,)),
+    int: Kind("SymInt", "an integer", INTEGER, (int,)),
+    float: Kind("float", "a number", NUMBER, (float, int)),
+    list[int]: Kind("SymInt[]", "a list of integers", (list, tuple), (list,), INTEGER),
+    list[float]: Kind("float[]", "a list of numbers", (list, tuple), (), NUMBER),
+}
+
+
+class Signature:
+    """The parameters of one operator.
+
+    >>> def area(boxes: Tensor, offset: int) -> Tensor: ...
+    >>> signature = Signature(area)
+    >>> signature.schema
+    '(Tensor boxes, SymInt offset) -> Tensor'
+    >>> signature.accepted((torch.zeros(4), "one"))
+    Traceback (most recent call last):
+    TypeError: area: offset must be an integer, got str
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        hints = get_type_hints(function)
+        self.name: str = function.__name__
+        self.parameters: list[str] = list(inspect.signature(function).parameters)
+        self._kinds = tuple(self._kind(hints[name]) for name in self.parameters)
+        self._plain = tuple((position, kind.plain) for position, kind in enumerate(self._kinds))
+        self.tensors = tuple(i for i, kind in enumerate(self._kinds) if Tensor in kind.types)
+
+        returned = [self._kind(hint).schema for hint in get_args(hints["return"]) or (hints["return"],)]
+        taken = ", ".join(f"{kind.schema} {name}" for kind, name in zip(self._kinds, self.parameters, strict=True))
+        self.schema = f"({taken}) -> {returned[0] if len(returned) == 1 else '(' + ', '.join(returned) + ')'}"
+
+    def _kind(self, hint: Any) -> Kind:
+        if hint not in KINDS:
+            raise TypeError(f"{self.name}: no operator can take or return {hint}")
+        return KINDS[hint]
+
+    def all_plain(self, args: tuple[Any, ...]) -> bool:
+        """Whether every argument has the very type it should have: the common case, told in a microsecond or two."""
+        for position, plain in self._plain:
+            value = args[position]
+            kind = type(value)
+            if kind not in plain:
+                return False
+            if kind is int:
+                if not LOWEST <= value <= HIGHEST:
+                    return False
+            elif kind is list:
+                for entry in value:
+                    if type(entry) is not int or not LOWEST <= entry <= HIGHEST:
+                        return False
+        return True
+
+    def accepted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as the dispatcher takes them, or a TypeError that names the one it would not take."""
+        for position, (name, kind) in enumerate(zip(self.parameters, self._kinds, strict=True)):
+            value: Any = args[position]
+            if not _is(value, kind.types):
+                number = _number(value, kind)
+                if number is None:
+                    raise TypeError(f"{self.name}: {name} must be {kind.expected}, got {type(value).__name__}")
+                value, args = number, (*args[:position], number, *args[position + 1 :])
+            elif kind.entries:
+                for entry in value:
+                    if not _is(entry, kind.entries):
+                        raise TypeError(
+                            f"{self.name}: {name} must be {kind.expected}, got {type(entry).__name__} in it"
+                        )
+            if INTEGER in (kind.types, kind.entries):
+                for entry in value if kind.entries else (value,):
+                    if type(entry) is int and not LOWEST <= entry <= HIGHEST:
+                        raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {entry}")
+        return args
+
+
+def _is(value: Any, types: tuple[type, ...]) -> bool:
+    """Like isinstance, but a bool is no number."""
+    return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+
+
+def _number(value: Any, kind: Kind) -> int | float | None:
+    """NumPy scalars are numbers to a user and strangers to the dispatcher; None for what is no such number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    if kind.types is NUMBER:
+        return float(value)
+    return int(value) if kind.types is INTEGER and isinstance(value, numbers.Integral) else None
