@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +26,37 @@ def strict() -> bool:
 def too_many(size: int) -> bool:
     """More than kernels count in int32, in blocks. A symbolic size passes: tracing must not make a condition of it."""
     return not isinstance(size, torch.SymInt) and size > MAX_COUNT
+
+
+def as_integer(value: Any) -> int | None:
+    """A Python, NumPy or symbolic integer as a plain one; None for all else, bools and tensors included.
+
+    >>> import numpy
+    >>> as_integer(numpy.int64(3)), as_integer(3.0), as_integer(True), as_integer("3")
+    (3, None, None, None)
+    """
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, bool | Tensor):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_float(value: Any) -> float | None:
+    """A real number of any kind as a float, infinite where no float can hold it; None for what is no number.
+
+    >>> as_float(10**400), as_float("3")
+    (inf, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 class Checker:
@@ -91,6 +125,43 @@ class Checker:
     def at_least(self, name: str, value: int | float, least: int | float) -> None:
         if not value >= least:
             self.fail(f"{name} must be at least {least}, got {value}")
+
+    def integer(self, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+        """`value` as a plain integer from `least` to `most`."""
+        found = as_integer(value)
+        if found is None:
+            raise TypeError(f"{self.operator}: {name} must be an integer, got {_kind(value)}")  # fail() tells mypy less
+        if least is not None:
+            self.at_least(name, found, least)
+        if most is not None and found > most:
+            self.fail(f"{name} must be at most {most}, got {found}")
+        return found
+
+    def integers(self, name: str, value: Any) -> list[int]:
+        """`value`, a sequence, an array or a tensor of integers, as a list of plain ones."""
+        readable = not isinstance(value, Tensor) or (value.dtype in INDICES and value.device.type != "meta")
+        values = value.tolist() if hasattr(value, "tolist") and readable else value
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            self.fail(f"{name} must be a sequence of integers, got {_kind(value)}", TypeError)
+        found = [as_integer(v) for v in values]
+        for v, integer in zip(values, found, strict=True):
+            if integer is None:
+                self.fail(f"{name} must be integers, got {_kind(v)} in it", TypeError)
+        return found  # type: ignore[return-value]
+
+    def flag(self, name: str, value: Any) -> bool:
+        """`value` as a bool: True, False, 1 or 0."""
+        if (
+            type(value) is not bool
+            and as_integer(value) not in (0, 1)
+            and type(value).__name__ not in ("bool", "bool_")
+        ):
+            self.fail(f"{name} must be a bool, got {_kind(value)}", TypeError)
+        return bool(value)
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -6,12 +6,13 @@ Both are read from one table, by the annotations of the reference.
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
+
+from triops._check import as_float, as_integer
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of the integers that the dispatcher can pass on
 
@@ -105,6 +106,9 @@ class Signature:
                 for entry in value if kind.entries else (value,):
                     if type(entry) is int and not LOWEST <= entry <= HIGHEST:
                         raise ValueError(f"{self.name}: {name} must fit in 64 bits, got {entry}")
+            elif NUMBER in (kind.types, kind.entries):  # the dispatcher refuses integers that no float can hold
+                floats = [as_float(n) if type(n) is int else n for n in (value if kind.entries else (value,))]
+                args = (*args[:position], floats if kind.entries else floats[0], *args[position + 1 :])
         return args
 
 
@@ -115,8 +119,6 @@ def _is(value: Any, types: tuple[type, ...]) -> bool:
 
 def _number(value: Any, kind: Kind) -> int | float | None:
     """NumPy scalars are numbers to a user and strangers to the dispatcher; None for what is no such number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
     if kind.types is NUMBER:
-        return float(value)
-    return int(value) if kind.types is INTEGER and isinstance(value, numbers.Integral) else None
+        return as_float(value)
+    return as_integer(value) if kind.types is INTEGER else None

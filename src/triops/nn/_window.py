@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops import _check
 from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size, same_tensor
 from triops.ops.rulebook import Rulebook
-from triops.ops.rulebook.geometry import Ints, as_list
+from triops.ops.rulebook.geometry import MAX_EXTENT, MAX_KERNEL_VOLUME, Ints, as_list
 
 
 class Window(SparseModule):
@@ -26,16 +27,21 @@ class Window(SparseModule):
         subm: bool, transposed: bool, indice_key: str | None, record_voxel_count: bool, name: str | None,
     ) -> None:  # fmt: skip
         super().__init__(name=name)
-        self.ndim = ndim
+        check = _check.Checker(self.label)
+        self.ndim = check.integer("ndim", ndim, 1, 4)
         self.kernel_size = self._list("kernel_size", kernel_size, 1)
         self.stride = self._list("stride", stride, 1)
         self.padding = self._list("padding", padding, 0)
         self.dilation = self._list("dilation", dilation, 1)
         self.output_padding = self._list("output_padding", output_padding, 0)
-        self.subm = subm
-        self.transposed = transposed
+        if indice_key is not None and not isinstance(indice_key, str):
+            self._fail(f"indice_key must be a string or None, got {type(indice_key).__name__}", TypeError)
+        self.subm = subm = check.flag("subm", subm)
+        self.transposed = check.flag("transposed", transposed)
         self.indice_key = indice_key
-        self.record_voxel_count = record_voxel_count
+        self.record_voxel_count = record_voxel_count = check.flag("record_voxel_count", record_voxel_count)
+        if self.volume > MAX_KERNEL_VOLUME:
+            self._fail(f"kernel_size may hold at most {MAX_KERNEL_VOLUME} offsets, got {self.kernel_size}")
         if subm and any(k % 2 == 0 for k in self.kernel_size):
             self._fail(f"a submanifold layer needs an odd kernel_size on every axis, got {self.kernel_size}")
         if subm and any(s != 1 for s in self.stride):
@@ -55,6 +61,8 @@ class Window(SparseModule):
             self._fail(f"{name} must be an integer or {self.ndim} integers, got {values}")
         if any(v < least for v in values):
             self._fail(f"{name} must be at least {least} on every axis, got {values}")
+        if any(v > MAX_EXTENT for v in values):
+            self._fail(f"{name} must stay below 2**31 on every axis, got {values}")
         return values
 
     def _fail(self, message: str, error: type[Exception] = ValueError) -> None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from triops import _check
 from triops._dtypes import autocast_dtype
 from triops.nn._window import Window
 from triops.nn.activation import Activation
 from triops.nn.sparse_tensor import SparseConvTensor
 from triops.ops.rulebook import Rulebook
-from triops.ops.rulebook.geometry import Ints
+from triops.ops.rulebook.geometry import MAX_EXTENT, Ints
 from triops.ops.sparse_conv import preferred_tile, sparse_conv
 
 
@@ -53,16 +54,18 @@ class SparseConvolution(Window):
         act_type: Any = Activation.None_, act_alpha: float = 0, act_beta: float = 0,
         large_kernel_fast_algo: bool = False, name: str | None = None, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
+        inverse = _check.Checker(type(self).__name__).flag("inverse", inverse)
         super().__init__(
             ndim, kernel_size, stride, padding, dilation, output_padding, subm, transposed, indice_key,
-            record_voxel_count and not inverse, name,
+            False if inverse else record_voxel_count, name,
         )  # fmt: skip
-        if groups != 1:
+        check = _check.Checker(self.label)
+        if check.integer("groups", groups) != 1:
             self._fail(f"groups must be 1, got {groups}")
-        for what, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if channels < 1:
-                self._fail(f"{what} must be at least 1, got {channels}")
-        if subm + transposed + inverse > 1:
+        in_channels = check.integer("in_channels", in_channels, 1, MAX_EXTENT)
+        out_channels = check.integer("out_channels", out_channels, 1, MAX_EXTENT)
+        bias = check.flag("bias", bias)
+        if self.subm + self.transposed + inverse > 1:
             self._fail("at most one of subm, transposed and inverse may be True")
         if any(p >= max(s, d) for p, s, d in zip(self.output_padding, self.stride, self.dilation, strict=True)) and any(
             self.output_padding

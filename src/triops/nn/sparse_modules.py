@@ -18,6 +18,8 @@ class SparseModule(nn.Module):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{type(self).__name__}: name must be a string or None, got {type(name).__name__}")
         self.name = name
         self._sparse_unique_name = ""
 

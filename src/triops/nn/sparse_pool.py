@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triops import _check
 from triops.nn._window import Window
 from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import SparseConvTensor
@@ -146,8 +147,7 @@ class SparseGlobalMaxPool(SparseModule):
     """
 
     def forward(self, input: SparseConvTensor) -> Tensor:
-        self.require_sparse(input)
-        features, batch_size = input.features, input.batch_size
+        features, batch_size = _features(self, input), input.batch_size
         element = _element(input)[:, None].expand_as(features)
         rows = torch.arange(features.shape[0], device=features.device)[:, None]
         shape = (batch_size + 1, features.shape[1])
@@ -173,13 +173,18 @@ class SparseGlobalAvgPool(SparseModule):
     """
 
     def forward(self, input: SparseConvTensor) -> Tensor:
-        self.require_sparse(input)
-        features, batch_size = input.features, input.batch_size
+        features, batch_size = _features(self, input), input.batch_size
         element = _element(input)
         wide = features if features.dtype == torch.float64 else features.float()  # half types would lose count
         total = wide.new_zeros((batch_size + 1, features.shape[1])).index_add(0, element, wide)
         count = wide.new_zeros(batch_size + 1).index_add(0, element, wide.new_ones(features.shape[:1]))
         return (total / count.clamp(min=1)[:, None])[:batch_size].to(features.dtype)
+
+
+def _features(pool: SparseModule, input: SparseConvTensor) -> Tensor:
+    pool.require_sparse(input)
+    _check.Checker(pool.label).dtype("features", input.features, _check.FLOATS)
+    return input.features
 
 
 def _element(input: SparseConvTensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triops import _check
+from triops.ops.rulebook.geometry import MAX_EXTENT
 
 if TYPE_CHECKING:
     from triops.ops.rulebook import Rulebook
@@ -97,29 +98,25 @@ class SparseConvTensor:
         force_algo: Any = None,
     ) -> None:  # fmt: skip
         check = _check.Checker("SparseConvTensor")
-        for name, value in (("features", features), ("indices", indices)):
-            if not isinstance(value, Tensor):
-                check.fail(f"{name} must be a Tensor, got {type(value).__name__}", TypeError)
-        if features.dim() != 2:
-            check.fail(f"features must have shape [N, C], got {list(features.shape)}")
+        _check_features(features)
+        _check_dense("indices", indices)
         if indices.dim() != 2 or not 2 <= indices.shape[1] <= 5:
             check.fail(f"indices must have shape [N, 1 + D] with D from 1 to 4, got {list(indices.shape)}")
         check.dtype("indices", indices, _check.INDICES)
         check.same_device(features=features, indices=indices)
-        if isinstance(spatial_shape, int) or len(spatial_shape) != indices.shape[1] - 1:
+        sizes = check.integers("spatial_shape", spatial_shape)
+        if len(sizes) != indices.shape[1] - 1:
             check.fail(
-                f"spatial_shape must have {indices.shape[1] - 1} entries, one for each axis of indices, "
-                f"got {spatial_shape}"
+                f"spatial_shape must have {indices.shape[1] - 1} entries, one for each axis of indices, got {sizes}"
             )
+        if any(not 1 <= size <= MAX_EXTENT for size in sizes):
+            check.fail(f"spatial_shape must be at least 1 on every axis, and below 2**31, got {sizes}")
         if not same_size(features, indices):
             check.fail(f"features and indices must have one row a site, got {features.shape[0]} and {indices.shape[0]}")
         self._features = features
         self.indices = indices
-        self.spatial_shape = [_as_int(size) for size in spatial_shape]
-        self.batch_size = _as_int(batch_size)
-        check.at_least("batch_size", self.batch_size, 1)
-        if any(size < 1 for size in self.spatial_shape):
-            check.fail(f"spatial_shape must be at least 1 on every axis, got {self.spatial_shape}")
+        self.spatial_shape = sizes
+        self.batch_size = check.integer("batch_size", _number_in(batch_size), 1, MAX_EXTENT)
         self.indice_dict: dict[str, Any] = {} if indice_dict is None else indice_dict
         self.grid = grid
         self.voxel_num = voxel_num
@@ -157,6 +154,7 @@ class SparseConvTensor:
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """The same sites and rulebooks with other features [N, any]."""
+        _check_features(feature)
         return self._with(feature, self.indices, self.spatial_shape, self.indice_dict)
 
     def shadow_copy(self) -> SparseConvTensor:
@@ -263,6 +261,21 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
-def _as_int(value: Any) -> int:
-    """Python, NumPy and symbolic integers as they are meant; a one-element tensor is read."""
-    return value if isinstance(value, int | torch.SymInt) else int(value)  # type: ignore[return-value]
+def _check_dense(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"SparseConvTensor: {name} must be a Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise ValueError(f"SparseConvTensor: {name} must be a dense tensor, got one of layout {value.layout}")
+
+
+def _check_features(features: Any) -> None:
+    _check_dense("features", features)
+    if features.dim() != 2:
+        raise ValueError(f"SparseConvTensor: features must have shape [N, C], got {list(features.shape)}")
+
+
+def _number_in(value: Any) -> Any:
+    """Networks pass `coors[-1, 0] + 1` for a batch size: an integer tensor of one element is read."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype in _check.INDICES:
+        return int(value)
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from triops import _op
+from triops import _check, _op
 from triops.ops.get_indice_pairs import reference
 from triops.ops.rulebook import new_size
 from triops.ops.rulebook.geometry import Ints, as_lists, check_convolution, checker, dimensions, output_shape
@@ -76,8 +76,12 @@ def sparse_output_shape(
     """
     axes = max((len(v) for v in (spatial_shape, kernel_size) if isinstance(v, Sequence)), default=1)
     name = "sparse_output_shape"
+    if not 1 <= axes <= 4:
+        raise ValueError(f"{name}: spatial_shape and kernel_size must have from 1 to 4 entries, got {axes}")
     lists = as_lists(name, axes, spatial_shape, kernel_size, stride, padding, dilation, out_padding)
     shape, kernel, step, pad, gap, extra = lists
+    check = _check.Checker(name)
+    subm, transpose = check.flag("subm", subm), check.flag("transpose", transpose)
     sites = torch.empty((0, 1 + axes), dtype=torch.int32)
     check_convolution(name, sites, 1, shape, kernel, step, pad, gap, extra, subm, transpose)
     return output_shape(shape, kernel, step, pad, gap, extra, subm, transpose)

@@ -131,10 +131,13 @@ def roiaware_pool3d_backward(
 
 
 def _three(operator: str, out_size: int | Sequence[int]) -> tuple[int, int, int]:
-    sizes = tuple(out_size) if isinstance(out_size, Sequence) and not isinstance(out_size, str) else (out_size,) * 3
+    check = _check.Checker(operator)
+    one = _check.as_integer(out_size)
+    sizes = check.integers("out_size", out_size) if one is None else [one] * 3
     if len(sizes) != 3:
-        raise ValueError(f"{operator}: out_size must be one integer or three, got {len(sizes)} values")
-    return sizes  # the operator checks that they are integers
+        check.fail(f"out_size must be one integer or three, got {len(sizes)} values")
+    x, y, z = sizes
+    return x, y, z
 
 
 def _check_forward(

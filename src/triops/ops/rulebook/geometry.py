@@ -38,18 +38,18 @@ def submanifold_padding(kernel_size: Sequence[int], dilation: Sequence[int]) -> 
 
 def as_list(operator: str, name: str, value: Any, dimensions: int) -> list[int]:
     """An integer for every axis, or one for each: what the public functions take."""
-    if type(value) is int:
-        return [value] * dimensions
-    if _is_integer(value):
-        return [_plain(value)] * dimensions
+    number = _check.as_integer(value)
+    if number is not None:
+        return [number] * dimensions
     if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
         raise TypeError(
             f"{operator}: {name} must be an integer or a sequence of {dimensions} integers, got {type(value).__name__}"
         )
-    for element in value:
-        if type(element) is not int and not _is_integer(element):
+    numbers = [_check.as_integer(element) for element in value]
+    for element, number in zip(value, numbers, strict=True):
+        if number is None:
             raise TypeError(f"{operator}: {name} must hold integers, got {type(element).__name__}")
-    return [element if type(element) is int else _plain(element) for element in value]
+    return numbers  # type: ignore[return-value]
 
 
 def dimensions(indices: Tensor) -> int:
@@ -69,15 +69,6 @@ def as_lists(
         as_list(operator, "dilation", dilation, axes),
         as_list(operator, "out_padding", out_padding, axes),
     ]
-
-
-def _is_integer(value: Any) -> bool:
-    """Python, NumPy and symbolic integers; neither bools nor tensors."""
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
-
-
-def _plain(value: Any) -> int:
-    return value if isinstance(value, int | torch.SymInt) else int(value)  # type: ignore[return-value]
 
 
 def _check_indices(operator: str, indices: Tensor) -> int:

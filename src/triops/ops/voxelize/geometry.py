@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,10 +39,11 @@ def as_numbers(operator: str, name: str, value: Any) -> list[float]:
         value = value.tolist()
     if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{operator}: {name} must be a sequence of numbers, got {type(value).__name__}")
-    for element in value:
-        if isinstance(element, bool) or not isinstance(element, numbers.Real):
+    found = [_check.as_float(element) for element in value]
+    for element, number in zip(value, found, strict=True):
+        if number is None:
             raise TypeError(f"{operator}: {name} must hold numbers, got {type(element).__name__}")
-    return [float(element) for element in value]
+    return found  # type: ignore[return-value]
 
 
 def check_points(operator: str, points: Tensor, voxel_size: Numbers, point_range: Numbers) -> None:
