@@ -18,11 +18,13 @@ from test_op import python
 from triops import _sample
 from triops._op import OPERATORS
 
+COMPILED = {"jit", "inline"}  # the decorators
+
 
 def called_from_python(module: ModuleType) -> Iterator[Dispatcher]:
     """Compiled functions whose names occur in the functions of a module that are not compiled."""
     for function in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(function, ast.FunctionDef) and not any(ast.unparse(d) == "jit" for d in function.decorator_list):
+        if isinstance(function, ast.FunctionDef) and not COMPILED & set(map(ast.unparse, function.decorator_list)):
             for node in ast.walk(function):
                 if isinstance(node, ast.Name) and isinstance(vars(module).get(node.id), Dispatcher):
                     yield vars(module)[node.id]

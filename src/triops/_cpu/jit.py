@@ -16,6 +16,18 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     A function that Python calls writes into arrays that it is given and returns nothing or numbers: Numba makes a
     returned array by a function in Python, and an interrupt that arrives there comes out as another error.
     """
-    kernel: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    return _compiled(function)
+
+
+def inline(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `jit`, for a helper that takes many arrays: always a part of the kernel that calls it.
+
+    LLVM decides by itself about others, and a call with ten arrays takes as long as a site of a rulebook.
+    """
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    kernel: Any = numba.njit(nogil=True, error_model="numpy", **options)(function)
     keep_compiled(kernel)
     return kernel  # type: ignore[no-any-return]

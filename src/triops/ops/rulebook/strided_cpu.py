@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
 from triops._cpu.sort import radix_sort
 from triops._cpu.threads import run
 from triops.ops.rulebook.submanifold_cpu import sorted_sites
@@ -18,8 +18,10 @@ AXES = 4  # fewer are filled up in front with axes of one place
 CHUNK = 8192  # sites that share one row of counters
 SCAN = 1 << 16  # groups of eight output places a task of the scan
 PLACES_PER_PAIR = 64  # a grid with more output places than this for a candidate is sorted, not marked
-COUNT, COUNT_MARK, WRITE_RANKS, WRITE_KEYS = range(4)  # what _walk does with a pair
 MAX_INT32 = 2**31 - 1
+# Of an axis, in a row of `Candidates.axes`: its column in indices (-1: taps are tabulated by site, 0: no such axis),
+# the sizes of output and kernel, where its taps begin, and what leads from one tap to the next in offsets and outputs.
+COLUMN, SIZE, KERNEL, BASE, STEP_K, STEP_O = range(6)
 EIGHT_ONES = np.uint64(0x0101010101010101)
 
 
@@ -33,19 +35,17 @@ class Candidates:
         front = [1] * (AXES - len(spatial_shape))
         self.first_column = 1 + len(front)  # of the axes that exist, among batch and AXES axes
         self.out_shape = np.array([batch_size, *front, *out_shape], np.int64)
-        self.kernel = np.array([*front, *kernel_size], np.int64)
+        self.axes = np.zeros((AXES, 6), np.int64)
+        self.axes[:, SIZE], self.axes[:, KERNEL] = self.out_shape[1:], [*front, *kernel_size]
         self.volume = math.prod(kernel_size)
         self.active = _find_active(indices, batch_size, spatial_shape)
 
         by_row = sum(spatial_shape) > 4 * self.sites + 65_536
-        self.by_row = by_row
-        self.tap_base = np.zeros(AXES, np.int64)
-        self.step = np.zeros((AXES, 2), np.int64)
         length = len(front) + (self.sites * len(spatial_shape) if by_row else sum(spatial_shape))
         self.taps = np.zeros((length, 3), np.int32)  # first offset, first output place, how many
         at, self.most_rows = 0, 1  # rows: combinations of taps along all axes but the last
         for axis in range(AXES):
-            self.tap_base[axis] = at
+            self.axes[axis, BASE] = at
             column = axis - len(front)
             if column < 0:
                 self.taps[at] = (0, 0, 1)
@@ -53,7 +53,8 @@ class Candidates:
                 continue
             k, s, p, d = kernel_size[column], stride[column], padding[column], dilation[column]
             common = math.gcd(s, d)
-            self.step[axis] = (1, d) if transpose else (s // common, -(d // common))
+            self.axes[axis, STEP_K : STEP_O + 1] = (1, d) if transpose else (s // common, -(d // common))
+            self.axes[axis, COLUMN] = -1 if by_row else 1 + column
             places = self.sites if by_row else spatial_shape[column]
             coordinates = indices[:, 1 + column].astype(np.int64) if by_row else np.arange(places)
             taps = self.taps[at : at + places]
@@ -69,8 +70,8 @@ class Candidates:
         places = math.prod(self.out_shape.tolist())
         likely = self.sites * min(self.volume, 27)
         self.dense = places <= PLACES_PER_PAIR * likely + (1 << 20)
-        self.marks = np.zeros(-(-places // 8) * 8 if self.dense else 0, np.uint8)
-        self._walk(COUNT_MARK if self.dense else COUNT)
+        self.marks = np.zeros(-(-places // 8) * 8, np.uint8) if self.dense else None
+        self._run(_count, self.counts, self.marks)
         return self.counts.sum(0)
 
     def write(self, start_in, start_out, flat):
@@ -78,27 +79,22 @@ class Candidates:
         before = np.cumsum(self.counts, 0) - self.counts  # pairs of the offset in the chunks before
         if self.dense:
             out_indices, base = self._rank()
-            self._walk(WRITE_RANKS, base=base, places=start_in + before, apart=start_out - start_in, flat=flat)
+            words = self.marks.view(np.uint64)
+            self._run(_write, start_in + before, flat, start_out - start_in, flat, words, base)
             return out_indices
         num = self.counts.sum(0)
         first = np.cumsum(num) - num
         keys = np.empty(int(num.sum()) + 1, np.int64)
-        self._walk(WRITE_KEYS, places=start_in + before, flat=flat, keys=keys, key_places=first + before)
+        self._run(_write, start_in + before, flat, first - start_in, keys, None, None)
         order = np.arange(len(keys) - 1, dtype=np.int32 if len(keys) <= MAX_INT32 else np.int64)
         ascending, order = radix_sort(keys, order)
         out_indices = self._out_indices(_distinct(ascending, len(order)))
         _rank_sorted(ascending, order, num, first, start_out, flat, self.out_shape, self.first_column, out_indices)
         return out_indices
 
-    def _walk(self, task, base=None, places=None, apart=None, flat=None, keys=None, key_places=None):
-        run(
-            _walk, len(self.counts), 4, task, self.indices, self.active, self.by_row, self.first_column, self.out_shape,
-            self.kernel, self.taps, self.tap_base, self.step, self.most_rows, self.counts, self.marks,
-            self.marks.view(np.uint64), np.empty(0, np.int32) if base is None else base,
-            self.counts if places is None else places, self.kernel if apart is None else apart,
-            np.empty(0, np.int32) if flat is None else flat, self.kernel if keys is None else keys,
-            self.counts if key_places is None else key_places,
-        )  # fmt: skip
+    def _run(self, kernel, *arrays):
+        """One of the kernels that go through all pairs."""
+        run(kernel, len(self.counts), 4, self.indices, self.active, self.axes, self.taps, self.most_rows, *arrays)
 
     def _rank(self):
         """-> out_indices, and for every eight places the number of outputs before them."""
@@ -166,84 +162,109 @@ def _tabulate(coordinates, kernel, stride, padding, dilation, size, transpose, t
         taps[v, 2] = count
 
 
-@jit
-def _tap_index(indices, i, column, first_column, base, by_row):
-    """Where the taps of row i along one axis stand; columns before first_column do not exist."""
-    if column < first_column:
-        return base
-    return base + (i if by_row else np.int64(indices[i, column - first_column + 1]))
+@inline
+def _tap_index(i, axis, indices, axes):
+    """Where in the table of taps those of site i along an axis stand."""
+    column = axes[axis, COLUMN]
+    if column > 0:
+        return np.uint64(axes[axis, BASE] + np.int64(indices[i, column]))
+    return np.uint64(axes[axis, BASE] + (i if column < 0 else 0))
 
 
-@jit
-def _walk(
-    begin, end, task, indices, active, by_row, first_column, out_shape, kernel, taps, tap_base, step,
-    most_rows, counts, marks, words, base, places, apart, flat, keys, key_places,
-):  # fmt: skip
-    """Visit every pair (site i, offset k, output o) of chunks begin..end, sites ascending, and do one of:
+@inline
+def _rows_of(i, before, rows, indices, axes, taps, row_k, row_o):
+    """Offsets and output places of site i under all combinations of taps along all axes but the last. -> how many
 
-    COUNT        counts[chunk, k] += 1
-    COUNT_MARK   and marks[o] = 1
-    WRITE_RANKS  i to flat[places[chunk, k]], the rank of o `apart[k]` behind, on to the next place
-    WRITE_KEYS   i to flat[places[chunk, k]], o to keys[key_places[chunk, k]], on to the next place
+    Those of the site before are kept where both lie in one row.
     """
-    # Locals: after every store the compiler would have to read the arrays again.
-    size_t, size_z, size_y, size_x = out_shape[1], out_shape[2], out_shape[3], out_shape[4]
-    step_kx, step_ox, base_x = step[3, 0], step[3, 1], tap_base[3]
-    one = np.uint64(1)
+    same = before >= 0
+    for column in range(indices.shape[1] - 1):
+        same &= before < 0 or indices[i, column] == indices[before, column]
+    if same:
+        return rows
+    t, z, y = _tap_index(i, 0, indices, axes), _tap_index(i, 1, indices, axes), _tap_index(i, 2, indices, axes)
+    rows = 0
+    kt, ot = np.int64(taps[t, 0]), np.int64(indices[i, 0]) * axes[0, SIZE] + taps[t, 1]
+    for _ in range(taps[t, 2]):
+        kz, oz = kt * axes[1, KERNEL] + taps[z, 0], ot * axes[1, SIZE] + taps[z, 1]
+        for _ in range(taps[z, 2]):
+            ky, oy = kz * axes[2, KERNEL] + taps[y, 0], oz * axes[2, SIZE] + taps[y, 1]
+            for _ in range(taps[y, 2]):
+                row_k[rows], row_o[rows] = ky * axes[3, KERNEL], oy * axes[3, SIZE]
+                rows += 1
+                ky += axes[2, STEP_K]
+                oy += axes[2, STEP_O]
+            kz += axes[1, STEP_K]
+            oz += axes[1, STEP_O]
+        kt += axes[0, STEP_K]
+        ot += axes[0, STEP_O]
+    return rows
+
+
+@jit
+def _rank_at(place, words, base):
+    """How many outputs come before a place: those before its eight places, and the marked bytes below its own."""
+    word, one = place >> np.uint64(3), np.uint64(1)
+    below = (one << (np.uint64(8) * (place & np.uint64(7)))) - one
+    return base[word] + np.int32(((words[word] & below) * EIGHT_ONES) >> np.uint64(56))
+
+
+# Two kernels go through the pairs of site i, offset k and output place o, sites ascending. A site's pairs are all
+# combinations of its taps along the last axis with those along the other axes.
+
+
+@jit
+def _count(begin, end, indices, active, axes, taps, most_rows, counts, marks):
+    """counts[chunk, k] += 1, and marks[o] = 1 unless marks is None."""
+    step_k, step_o = axes[3, STEP_K], axes[3, STEP_O]
     row_k, row_o = np.empty(most_rows, np.int64), np.empty(most_rows, np.int64)
     for chunk in range(begin, end):
-        count, place = counts[chunk], places[chunk]
-        key_apart = key_places[chunk] - places[chunk]
-        before, rows = np.int64(-1), 0
+        count, before, rows = counts[chunk], np.int64(-1), 0
         for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
             if not active[i]:
                 continue
-            same = before >= 0
-            for column in range(indices.shape[1] - 1):
-                same &= before < 0 or indices[i, column] == indices[before, column]
-            if not same:
-                # Taps of all axes but the last, kept while sites of one row follow each other.
-                t = np.uint64(_tap_index(indices, i, 1, first_column, tap_base[0], by_row))
-                z = np.uint64(_tap_index(indices, i, 2, first_column, tap_base[1], by_row))
-                y = np.uint64(_tap_index(indices, i, 3, first_column, tap_base[2], by_row))
-                rows = 0
-                kt, ot = np.int64(taps[t, 0]), np.int64(indices[i, 0]) * size_t + taps[t, 1]
-                for _ in range(taps[t, 2]):
-                    kz, oz = kt * kernel[1] + taps[z, 0], ot * size_z + taps[z, 1]
-                    for _ in range(taps[z, 2]):
-                        ky, oy = kz * kernel[2] + taps[y, 0], oz * size_y + taps[y, 1]
-                        for _ in range(taps[y, 2]):
-                            row_k[rows], row_o[rows] = ky * kernel[3], oy * size_x
-                            rows += 1
-                            ky += step[2, 0]
-                            oy += step[2, 1]
-                        kz += step[1, 0]
-                        oz += step[1, 1]
-                    kt += step[0, 0]
-                    ot += step[0, 1]
+            rows = _rows_of(i, before, rows, indices, axes, taps, row_k, row_o)
             before = i
-            x = np.uint64(_tap_index(indices, i, 4, first_column, base_x, by_row))
+            x = _tap_index(i, 3, indices, axes)
+            kx, ox = np.int64(taps[x, 0]), np.int64(taps[x, 1])
+            for _ in range(taps[x, 2]):
+                for r in range(rows):
+                    count[np.uint64(row_k[r] + kx)] += 1
+                    if marks is not None:
+                        marks[np.uint64(row_o[r] + ox)] = 1
+                kx += step_k
+                ox += step_o
+
+
+@jit
+def _write(begin, end, indices, active, axes, taps, most_rows, places, flat, apart, target, words, base):
+    """i to flat[places[chunk, k]] and the rank of o to target, `apart[k]` places behind; then on to the next place.
+
+    Where words is None, o itself instead of its rank.
+    """
+    step_k, step_o = axes[3, STEP_K], axes[3, STEP_O]
+    row_k, row_o = np.empty(most_rows, np.int64), np.empty(most_rows, np.int64)
+    for chunk in range(begin, end):
+        place, before, rows = places[chunk], np.int64(-1), 0
+        for i in range(chunk * CHUNK, min(indices.shape[0], (chunk + 1) * CHUNK)):
+            if not active[i]:
+                continue
+            rows = _rows_of(i, before, rows, indices, axes, taps, row_k, row_o)
+            before = i
+            x = _tap_index(i, 3, indices, axes)
             kx, ox = np.int64(taps[x, 0]), np.int64(taps[x, 1])
             for _ in range(taps[x, 2]):
                 for r in range(rows):
                     k, o = np.uint64(row_k[r] + kx), np.uint64(row_o[r] + ox)
-                    if task <= COUNT_MARK:
-                        count[k] += 1
-                        if task == COUNT_MARK:
-                            marks[o] = 1
-                        continue
                     at = place[k]
                     place[k] = at + 1
                     flat[at] = i
-                    if task == WRITE_RANKS:
-                        word = o >> np.uint64(3)
-                        below = (one << (np.uint64(8) * (o & np.uint64(7)))) - one
-                        rank = base[word] + np.int32(((words[word] & below) * EIGHT_ONES) >> np.uint64(56))
-                        flat[at + apart[k]] = rank
+                    if words is None:
+                        target[at + apart[k]] = o
                     else:
-                        keys[at + key_apart[k]] = o
-                kx += step_kx
-                ox += step_ox
+                        target[at + apart[k]] = _rank_at(o, words, base)
+                kx += step_k
+                ox += step_o
 
 
 @jit
