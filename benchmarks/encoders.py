@@ -1,4 +1,4 @@
-"""Whole sparse networks on a GPU: wall time, GPU time, launches and memory, triops plain and captured against spconv.
+"""Whole sparse networks on a GPU, triops plain, fused and captured against spconv: time, launches and memory.
 
     python benchmarks/encoders.py [--json FILE] [--quick]
 
@@ -144,6 +144,11 @@ class Case:
         return out.detach()  # type: ignore[no-any-return]
 
 
+def fused(case: Case) -> Case:
+    case.run = case.network = triops.nn.fuse(case.network)
+    return case
+
+
 def captured(case: Case) -> Case:
     case.run = triops.nn.capture(case.network, [case.tensor()])
     return case
@@ -174,7 +179,9 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
             cases[library] = Case(lib, make, sites, batch, half, train, state)
             state = state or {k: v.float() for k, v in cases[library].network.state_dict().items()}
         if not train:
-            cases["captured"] = captured(Case(libraries["triops"], make, sites, batch, half, train, state))
+            same = libraries["triops"], make, sites, batch, half, train, state
+            cases["fused"] = fused(Case(*same))
+            cases["captured"] = captured(fused(Case(*same)))
         found.append({"network": name, "voxels": count, **measured(cases)})
         print(json.dumps(found[-1]), flush=True)
     return found

@@ -3,6 +3,7 @@
 from triops.nn.activation import Activation
 from triops.nn.border_align import BorderAlign
 from triops.nn.capture import capture
+from triops.nn.fuse import fuse
 from triops.nn.roiaware_pool3d import RoIAwarePool3d
 from triops.nn.sparse_conv import (
     KernelFirstWeight,
@@ -109,5 +110,6 @@ __all__ = [
     "ToDense",
     "assign_name_for_sparse_modules",
     "capture",
+    "fuse",
     "is_spconv_module",
 ]

@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
+
+from triops.ops.sparse_conv.activations import activate
 
 
 class Activation(Enum):
@@ -21,16 +22,17 @@ class Activation(Enum):
     ReLU = 1
     Sigmoid = 2
     LeakyReLU = 3
+    GELU = 4  # spconv has neither this one nor the next
+    SiLU = 5
+
+    @property
+    def operator_name(self) -> str:
+        """What `triops.ops.sparse_conv` calls it."""
+        return {"None_": "none", "LeakyReLU": "leaky_relu"}.get(self.name, self.name.lower())
 
     def __call__(self, features: Tensor, alpha: float = 0.0) -> Tensor:
         """The activation of each feature; `alpha` is the slope of LeakyReLU below 0."""
-        if self is Activation.ReLU:
-            return F.relu(features)
-        if self is Activation.Sigmoid:
-            return features.sigmoid()
-        if self is Activation.LeakyReLU:
-            return F.leaky_relu(features, alpha)
-        return features
+        return activate(features, self.operator_name, alpha)
 
     @classmethod
     def of(cls, value: Any) -> Activation:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from triops import _check
-from triops._dtypes import autocast_dtype
+from triops._dtypes import autocast, autocast_dtype
 from triops.nn._window import Window
 from triops.nn.activation import Activation
 from triops.nn.sparse_tensor import SparseConvTensor
 from triops.ops.rulebook import Rulebook
 from triops.ops.rulebook.geometry import MAX_EXTENT, Ints
-from triops.ops.sparse_conv import preferred_tile, sparse_conv
+from triops.ops.sparse_conv import fused_convolution, preferred_tile, sparse_conv
 
 
 class SparseConvolution(Window):
@@ -116,10 +116,15 @@ class SparseConvolution(Window):
                 same = Rulebook.submanifold(input.indices, input.batch_size, input.spatial_shape, self.kernel_size)
                 output.indice_dict = self._passed_on(input, same)
         else:
+            differentiated = torch.is_grad_enabled() and (
+                weight.requires_grad or input.features.requires_grad or (add_input is not None)
+            )
             rulebook = self._rulebook(input).prepared(
-                backward=torch.is_grad_enabled() and (weight.requires_grad or input.features.requires_grad),
+                backward=differentiated,
                 tile=preferred_tile(autocast_dtype(input.features), self.in_channels, self.out_channels),
             )
+            if not differentiated and (add_input is not None or self.act_type is not Activation.None_):
+                return self._output(input, self._fused(input.features, weight, rulebook, add_input), rulebook)
             features = sparse_conv(input.features, weight, rulebook, self.bias)
             output = self._output(input, features, rulebook)
         if add_input is not None:
@@ -127,6 +132,16 @@ class SparseConvolution(Window):
         if self.act_type is not Activation.None_:
             output = output.replace_feature(self.act_type(output.features, self.act_alpha))
         return output
+
+    def _fused(
+        self, features: Tensor, weight: Tensor, rulebook: Rulebook, add_input: SparseConvTensor | None
+    ) -> Tensor:
+        """Convolution, sum and activation as one operator, where no gradient is asked for."""
+        return fused_convolution(
+            autocast(features), autocast(weight.flatten(1, -2)), None if self.bias is None else autocast(self.bias),
+            None if add_input is None else autocast(add_input.features), rulebook.tables, self.act_type.operator_name,
+            float(self.act_alpha),
+        )  # fmt: skip
 
     def _keeps_sites(self) -> bool:
         """A kernel of one offset that reaches no other site: the outputs are the inputs' rows, in their order."""

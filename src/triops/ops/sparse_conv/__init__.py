@@ -13,6 +13,7 @@ from triops.ops.rulebook import Rulebook, check_rulebook, check_tile
 from triops.ops.rulebook.plans import TILE, pairs_size, tiles_size
 from triops.ops.rulebook.rulebook import Tables
 from triops.ops.sparse_conv import reference
+from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 
 def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tensor | None = None) -> Tensor:
@@ -68,6 +69,16 @@ def convolution(features: Tensor, weight: Tensor, bias: Tensor | None, tables: T
         features, weight, bias, tables.gather, tables.scatter, tables.mirrored, flip, tables.tile, tables.tiles,
         tables.transposed_tiles, tables.pairs, tables.transposed_pairs,
     )  # fmt: skip
+
+
+def fused_convolution(
+    features: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tables: Tables, activation: str,
+    alpha: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """activation(convolution(...) + residual), rounded once, without a gradient: what a layer does in inference."""
+    return _sparse_conv_fused(  # type: ignore[no-any-return]
+        features, weight, bias, residual, tables.gather, tables.tile, tables.tiles, tables.pairs, activation, alpha
+    )
 
 
 def weight_gradient(features: Tensor, grad_output: Tensor, tables: Tables, flip: bool = False) -> Tensor:
@@ -135,6 +146,39 @@ def _check_forward(
     tensors |= _check_plan(c, "transposed_tiles", transposed_tiles, tiles_size(scatter, tile))
     tensors |= _check_plan(c, "transposed_pairs", transposed_pairs, pairs_size(scatter))
     c.same_device(**tensors)
+
+
+def _check_fused(
+    features: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gather: Tensor, tile: int,
+    tiles: Tensor | None, pairs: Tensor | None, activation: str, alpha: float,
+) -> None:  # fmt: skip
+    c = _check.Checker("sparse_conv_fused")
+    c.shape("features", features, "N", "Cin")
+    c.shape("weight", weight, "Cout", "K", "Cin")
+    c.shape("gather", gather, "K", "A")
+    c.dtype("features", features, _check.FLOATS)
+    c.dtype("gather", gather, (torch.int32,))
+    tensors = {"features": features, "weight": weight}
+    if bias is not None:
+        c.shape("bias", bias, "Cout")
+        tensors["bias"] = bias
+    if residual is not None:
+        c.shape("residual", residual, "A", "Cout")
+        tensors["residual"] = residual
+    c.same_dtype(**tensors)
+    check_tile(c, tile)
+    tensors |= _check_plan(c, "tiles", tiles, tiles_size(gather, tile))
+    tensors |= _check_plan(c, "pairs", pairs, pairs_size(gather))
+    c.same_device(**tensors, gather=gather)
+    c.choice("activation", activation, ACTIVATIONS)
+    c.finite("alpha", alpha)
+
+
+def _fake_fused(
+    features: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gather: Tensor, tile: int,
+    tiles: Tensor | None, pairs: Tensor | None, activation: str, alpha: float,
+) -> Tensor:  # fmt: skip
+    return features.new_empty((gather.shape[1], weight.shape[0]))
 
 
 def _check_backward_weight(
@@ -210,6 +254,7 @@ _sparse_conv = _op.define(
     reference.sparse_conv, check=_check_forward, fake=_fake_forward, setup_context=_setup_forward,
     backward=_backward_forward,
 )  # fmt: skip
+_sparse_conv_fused = _op.define(reference.sparse_conv_fused, check=_check_fused, fake=_fake_fused)
 _sparse_conv_backward_weight = _op.define(
     reference.sparse_conv_backward_weight, check=_check_backward_weight, fake=_fake_backward_weight,
     setup_context=_setup_backward_weight, backward=_backward_backward_weight,

@@ -5,6 +5,8 @@ search finds. Every output is summed in the order of the offsets, by one thread:
 with any number of threads, and nothing to lock.
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -16,6 +18,7 @@ from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.cpu import pack
 from triops.ops.rulebook.plans import Pairs
+from triops.ops.sparse_conv.activations import ACTIVATIONS
 from triops.ops.sparse_conv.row_products import LANES, TOGETHER, add_outer_products, add_products
 
 BLOCK = 512  # output rows whose sums stay in cache
@@ -28,18 +31,28 @@ PARTS = 8  # of a weight gradient: the most threads that can share it
 def sparse_conv(
     features, weight, bias, gather, scatter, mirrored, flip, tile, tiles, transposed_tiles, pairs, transposed_pairs
 ):
+    return _convolve("sparse_conv", features, weight, bias, None, gather, flip, pairs, "none", 0.0)
+
+
+def sparse_conv_fused(features, weight, bias, residual, gather, tile, tiles, pairs, activation, alpha):
+    return _convolve("sparse_conv_fused", features, weight, bias, residual, gather, False, pairs, activation, alpha)
+
+
+def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, activation, alpha):
     real, channels = compute_dtype(features.dtype), weight.shape[0]
     out = torch.empty(gather.shape[1], channels, dtype=features.dtype)
     in_huge_pages(out)
-    packed, counts = _pairs("sparse_conv", gather, features.shape[0], pairs)
+    packed, counts = _pairs(operator, gather, features.shape[0], pairs)
     matrices = _by_lanes(weight.detach().flip(1) if flip else weight.detach(), real)
     bias = torch.zeros(channels, dtype=real) if bias is None else bias.to(real)
     blocks, foreign = -(-gather.shape[1] // BLOCK), np.zeros(1, np.uint8)
+    residual = out[:0] if residual is None else residual
     run(
         _forward, blocks, _grain(counts, blocks, channels * features.shape[1]),
-        packed, counts, _rows(features, real), matrices, as_numpy(bias), as_bits(out), foreign,
+        packed, counts, _rows(features, real), matrices, as_numpy(bias), as_bits(residual),
+        ACTIVATIONS.index(activation), matrices.dtype.type(alpha), as_bits(out), foreign,
     )  # fmt: skip
-    _refuse_foreign("sparse_conv", foreign)
+    _refuse_foreign(operator, foreign)
     return out
 
 
@@ -109,7 +122,7 @@ def _widen(begin, end, source, rows):
 
 
 @jit
-def _forward(begin, end, packed, counts, source, matrices, bias, target, foreign):
+def _forward(begin, end, packed, counts, source, matrices, bias, residual, activation, alpha, target, foreign):
     """The outputs of blocks [begin, end)."""
     offsets, groups = matrices.shape[:2]
     sums = np.zeros((BLOCK, groups * LANES), matrices.dtype)
@@ -132,9 +145,35 @@ def _forward(begin, end, packed, counts, source, matrices, bias, target, foreign
                 continue
             for group in range(groups):
                 _add_segment(start, stop, inputs, outputs, origin, source, matrices, k, group, sums)
+        if len(residual) > 0:
+            for o in range(count):
+                for c in range(len(bias)):
+                    sums[o, c] += widen(residual[origin + o, c])
+        if activation > 0:
+            _activate(sums, count, len(bias), activation, alpha)
         for o in range(count):
             for c in range(len(bias)):
                 target[origin + o, c] = narrow(sums[o, c], target)
+
+
+@jit
+def _activate(sums, count, channels, activation, alpha):
+    """In place, in the order of ACTIVATIONS."""
+    zero, one, half = sums.dtype.type(0), sums.dtype.type(1), sums.dtype.type(0.5)
+    root_half = sums.dtype.type(0.7071067811865476)
+    for o in range(count):
+        for c in range(channels):
+            value = sums[o, c]
+            if activation == 1:
+                sums[o, c] = zero if value < zero else value  # NaN stays
+            elif activation == 2:
+                sums[o, c] = one / (one + np.exp(-value))
+            elif activation == 3:
+                sums[o, c] = value * alpha if value < zero else value
+            elif activation == 4:
+                sums[o, c] = value * half * (one + math.erf(value * root_half))
+            else:
+                sums[o, c] = value / (one + np.exp(-value))
 
 
 @jit

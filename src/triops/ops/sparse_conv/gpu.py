@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu.arithmetic import from_bits
 from triops.ops.rulebook.plans import TILE
 from triops.ops.rulebook.plans_gpu import make_tiles, pack, parts_of_tiles
 from triops.ops.sparse_conv import preferred_tile
+from triops.ops.sparse_conv.activations import ACTIVATIONS, activate
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
@@ -50,16 +52,27 @@ class WeightConfig(NamedTuple):
 def sparse_conv(
     features, weight, bias, gather, scatter, mirrored, flip, tile, tiles, transposed_tiles, pairs, transposed_pairs
 ):
+    return _convolve("sparse_conv", features, weight, bias, None, gather, flip, tile, tiles, "none", 0.0)
+
+
+def sparse_conv_fused(features, weight, bias, residual, gather, tile, tiles, pairs, activation, alpha):
+    return _convolve(
+        "sparse_conv_fused", features, weight, bias, residual, gather, False, tile, tiles, activation, alpha
+    )
+
+
+def _convolve(operator, features, weight, bias, residual, gather, flip, tile, tiles, activation, alpha):
     rows, channels_in = features.shape
     channels_out, offsets, outputs = weight.shape[0], gather.shape[0], gather.shape[1]
     out = torch.empty((outputs, channels_out), dtype=features.dtype, device=features.device)
     if outputs == 0 or channels_out == 0:
         return out
     if rows == 0 or channels_in == 0 or offsets == 0:
-        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+        sums = out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+        return activate(sums if residual is None else sums + residual, activation, alpha)
     if tiles is None:
         tile = preferred_tile(features.dtype, channels_in, channels_out)
-        tiles = make_tiles("sparse_conv", "gather", gather, rows, tile)
+        tiles = make_tiles(operator, "gather", gather, rows, tile)
     precision = _precision(features.dtype)
     config = _forward_config(features.dtype, precision, channels_in, channels_out, tile)
     if precision == "split":
@@ -73,10 +86,13 @@ def sparse_conv(
     count = _gpu.cdiv(outputs, tile)
     across = _gpu.cdiv(channels_out, config.out)
     _conv_kernel[(count * across,)](
-        features.contiguous(), weight, out if bias is None else bias.contiguous(), out, tiles.contiguous(),
+        features.contiguous(), weight, out if bias is None else bias.contiguous(),
+        out if residual is None else residual.contiguous(), out, tiles.contiguous(),
         count, rows, outputs, offsets, stride[0], stride[1], stride[2], weight.numel() // 3,
+        _gpu.bits_of(alpha),
         IN=channels_in, OUT=channels_out, TILE=tile, BLOCK_OUT=config.out, BLOCK_IN=config.inner, FLIP=flip,
-        BIAS=bias is not None, PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
+        BIAS=bias is not None, RESIDUAL=residual is not None,
+        ACTIVATION=ACTIVATIONS.index(activation), PRECISION=precision, LONG=max(features.numel(), out.numel()) >= 2**31,
         STAGES=config.stages, num_warps=config.warps, **({"maxnreg": config.registers} if config.registers else {}),
     )  # fmt: skip
     return out
@@ -285,9 +301,11 @@ def _visit(
 
 @_gpu.kernel(varying=("tiles", "rows", "outputs"))
 def _conv_kernel(
-    features, weight, bias, out, plan, tiles, rows, outputs, taps, stride_out, stride_tap, stride_in, part,
+    features, weight, bias, residual, out, plan, tiles, rows, outputs, taps, stride_out, stride_tap, stride_in, part,
+    alpha_bits,
     IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-    FLIP: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr, STAGES: tl.constexpr,
+    FLIP: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     ACROSS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
@@ -324,7 +342,27 @@ def _conv_kernel(
         exists = exists & (channel < OUT)[None, :]
     if LONG:
         row = row.to(tl.int64)
-    tl.store(out + row[:, None] * OUT + channel[None, :], total.to(out.dtype.element_ty), mask=exists)
+    place = row[:, None] * OUT + channel[None, :]
+    if RESIDUAL:
+        total += tl.load(residual + place, mask=exists, other=0.0).to(total.dtype)
+    total = _activate(total, alpha_bits, ACTIVATION)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _activate(value, alpha_bits, ACTIVATION: tl.constexpr):
+    """In the order of ACTIVATIONS."""
+    if ACTIVATION == 1:
+        value = tl.where(value < 0, 0.0, value)  # NaN stays
+    elif ACTIVATION == 2:
+        value = 1 / (1 + tl.exp(-value))
+    elif ACTIVATION == 3:
+        value = tl.where(value < 0, value * from_bits(alpha_bits, value.dtype), value)
+    elif ACTIVATION == 4:
+        value = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
+    elif ACTIVATION == 5:
+        value = value / (1 + tl.exp(-value))
+    return value
 
 
 @_gpu.kernel(varying=("rows", "outputs"))

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.tables import valid_rows
+from triops.ops.sparse_conv.activations import activate
 
 
 def sparse_conv(
@@ -19,15 +20,29 @@ def sparse_conv(
     row i), and `mirrored`, which says that the transposed table is `gather.flip(0)` and scatter is not looked at.
     The plans (`tiles` and `pairs` of gather, the others of scatter) say the same as the tables; kernels read them.
     """
+    return _sums("sparse_conv", features, weight, bias, gather, flip).to(features.dtype)
+
+
+def sparse_conv_fused(
+    features: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gather: Tensor, tile: int,
+    tiles: Tensor | None, pairs: Tensor | None, activation: str, alpha: float,
+) -> Tensor:  # fmt: skip
+    """-> activation(sparse_conv(...) + residual [A, Cout]), rounded once to the dtype of the features. No gradient."""
+    sums = _sums("sparse_conv_fused", features, weight, bias, gather, False)
+    if residual is not None:
+        sums += residual.to(sums.dtype)
+    return activate(sums, activation, alpha).to(features.dtype)
+
+
+def _sums(operator: str, features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, flip: bool) -> Tensor:
+    """The convolution in the dtype that it is computed in."""
     real = compute_dtype(features.dtype)
     out = torch.zeros(gather.shape[1], weight.shape[0], dtype=real, device=features.device)
-    tables = valid_rows("sparse_conv", "gather", gather, features.shape[0])
+    tables = valid_rows(operator, "gather", gather, features.shape[0])
     for rows, matrix in zip(tables, _matrices(weight, flip), strict=True):
         outputs = (rows >= 0).nonzero()[:, 0]
         out[outputs] += features[rows[outputs]].to(real) @ matrix.to(real).t()
-    if bias is not None:
-        out += bias.to(real)
-    return out.to(features.dtype)
+    return out if bias is None else out + bias.to(real)
 
 
 def sparse_conv_backward_weight(

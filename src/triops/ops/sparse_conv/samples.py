@@ -14,7 +14,8 @@ from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.rulebook import row_tiles
 from triops.ops.rulebook.plans import TILE
-from triops.ops.sparse_conv import Rulebook, preferred_tile, sparse_conv
+from triops.ops.sparse_conv import Rulebook, fused_convolution, preferred_tile, sparse_conv
+from triops.ops.sparse_conv.activations import ACTIVATIONS, activate
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
 Build = Callable[[], Rulebook]
@@ -150,6 +151,20 @@ def _gradient(build: Build, channels_in: int, channels_out: int, *, flip: bool =
     return make
 
 
+def _fused(
+    build: Build, channels_in: int, channels_out: int, activation: str, *, bias: bool = True, residual: bool = True
+) -> Make:
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        features, weight, shift, *_ = _conv(build, channels_in, channels_out, bias=bias)(dtype)
+        t = build().tables
+        rows = torch.randn(t.gather.shape[1], channels_out, generator=torch.Generator().manual_seed(7)).to(dtype)
+        return (
+            features, weight, shift, rows if residual else None, t.gather, t.tile, t.tiles, t.pairs, activation, 0.1
+        )  # fmt: skip
+
+    return make
+
+
 _TINY = submanifold(20, 1, [4, 5, 6])
 _STRIDED = sparse(40, 2, [5, 6, 7], padding=1)
 _NO_NEIGHBORS = hand_made([-1, -1, -1], [0, -1, 1], [-1, -1, -1], rows=2)
@@ -216,6 +231,19 @@ SAMPLES += [
            gpu_only=True),
 ]  # fmt: skip
 
+SAMPLES += [
+    Sample("sparse_conv_fused", f"{activation}, 8 to 16 channels", _fused(_STRIDED, 8, 16, activation))
+    for activation in ACTIVATIONS
+]
+SAMPLES += [
+    Sample("sparse_conv_fused", "prepared, no residual", _fused(prepared(_TINY), 3, 5, "relu", residual=False)),
+    Sample("sparse_conv_fused", "no bias", _fused(_TINY, 16, 16, "leaky_relu", bias=False)),
+    Sample("sparse_conv_fused", "no sites", _fused(submanifold(0, 1, [4, 5, 6]), 8, 8, "gelu"), "boundary"),
+    Sample("sparse_conv_fused", "no channels in", _fused(_TINY, 0, 4, "silu"), "boundary", (torch.float32,)),
+    Sample("sparse_conv_fused", "submanifold, 248636 sites, 16 channels",
+           _fused(lambda: lidar(), 16, 16, "relu", residual=False), "network"),
+]  # fmt: skip
+
 
 def _bad_calls() -> list[BadCall]:
     features, weight = torch.zeros(20, 3), torch.zeros(5, 3, 3, 3, 3)
@@ -255,6 +283,12 @@ def _bad_calls() -> list[BadCall]:
         bad("another device", ValueError, "must be on one device", features.to("meta"), weight, Rulebook),
         BadCall("sparse_conv: a row behind the last", broken(20), IndexError, r"gather\[3, 4\] = 20 is neither -1 nor"),
         BadCall("sparse_conv: a row before the first", broken(-2), IndexError, r"gather\[3, 4\] = -2"),
+        BadCall("sparse_conv_fused: an unknown activation", lambda: fused_convolution(
+            features, weight.flatten(1, -2), None, None, _TINY().tables, "swish"), ValueError,
+            "activation must be 'none', 'relu'.*got 'swish'"),
+        BadCall("sparse_conv_fused: a residual of other rows", lambda: fused_convolution(
+            features, weight.flatten(1, -2), None, torch.zeros(3, 5), _TINY().tables, "relu"), ValueError,
+            r"residual must have shape \[A, Cout\] with A = 20"),
         BadCall("Rulebook: even kernel", lambda: Rulebook.submanifold(torch.zeros(1, 2).int(), 1, 4, 2), ValueError,
                 "kernel_size must be odd"),
     ]  # fmt: skip
@@ -264,26 +298,35 @@ BAD_CALLS = _bad_calls()
 
 _GATHERS = "rows are gathered in no order, once for every neighbour, and products are small at few channels"
 STANDARD = {
-    name: Standard(arithmetic="matrix", why_slower=_GATHERS) for name in ("sparse_conv", "sparse_conv_backward_weight")
+    name: Standard(arithmetic="matrix", why_slower=_GATHERS)
+    for name in ("sparse_conv", "sparse_conv_backward_weight", "sparse_conv_fused")
 }
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
     """Features and weight read once, the output written once; of the table only what a compact list would hold."""
-    gather = args[3] if operator == "sparse_conv" else args[2]
+    gather = args[{"sparse_conv": 3, "sparse_conv_fused": 4}.get(operator, 2)]
     pairs = int((gather >= 0).sum())
     channels_in = args[0].shape[1]
-    channels_out = args[1].shape[0] if operator == "sparse_conv" else args[1].shape[1]
+    forward = operator != "sparse_conv_backward_weight"
+    channels_out = args[1].shape[0] if forward else args[1].shape[1]
     element = args[0].element_size()
-    if operator == "sparse_conv":
-        moved = bytes_of(args[:3]) + gather.shape[1] * channels_out * element
+    if forward:
+        moved = (
+            bytes_of(args[:4] if operator == "sparse_conv_fused" else args[:3])
+            + gather.shape[1] * channels_out * element
+        )
     else:
         moved = bytes_of(args[:2]) + gather.shape[0] * channels_in * channels_out * element
     return Work(moved + 4 * pairs, 2 * pairs * channels_in * channels_out)
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
-    return {"torch": _gather_scatter if operator == "sparse_conv" else _gather_weight}
+    functions: dict[str, Callable[..., Any]] = {
+        "sparse_conv": _gather_scatter,
+        "sparse_conv_fused": _gather_scatter_fused,
+    }
+    return {"torch": functions.get(operator, _gather_weight)}
 
 
 def _gather_scatter(
@@ -307,3 +350,11 @@ def _gather_weight(
         outputs = (rows >= 0).nonzero()[:, 0]
         parts.append(grad_output[outputs].t() @ features[rows[outputs]])
     return torch.stack(parts[::-1] if flip else parts, 1)
+
+
+def _gather_scatter_fused(
+    features: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gather: Tensor, tile: int,
+    tiles: Any, pairs: Any, activation: str, alpha: float,
+) -> Tensor:  # fmt: skip
+    out = _gather_scatter(features, weight, bias, gather, gather, False, False)
+    return activate(out if residual is None else out + residual, activation, alpha)
