@@ -11,7 +11,7 @@ import torch
 
 from triops._cpu.half import as_bits, widen
 from triops._cpu.intrinsics import maximum, minimum
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
 from triops._geometry.box.cpu import cos_sin
 
 # Rows of an array of frames [9, N].
@@ -141,77 +141,21 @@ def overlaps(row, i, packed, count, mode, out):
 
 
 @jit
-def _turn(x, y):
-    part = x / (abs(x) + abs(y))
-    one = type(x)(1)
-    part = part if part >= -one else one
-    return part - one if y < 0 else one - part
-
-
-@jit
 def polygon_overlaps(row, i, packed, count, mode, margin, out):
     """As `overlaps`, with a margin above 0: few and rare enough to be done one by one."""
     real = row.dtype.type
-    zero, half, grow, smallest = real(0), real(0.5), real(margin), real(1e-8)
-    xs, ys, keys = np.empty(16, row.dtype), np.empty(16, row.dtype), np.empty(16, row.dtype)
-    corner_x, corner_y = np.empty(5, row.dtype), np.empty(5, row.dtype)
-    a_half_x, a_half_y, a_cos, a_sin = row[HALF_X, i], row[HALF_Y, i], row[COS, i], row[SIN, i]
+    zero, grow, smallest = real(0), real(margin), real(1e-8)
+    xs, ys, turns = np.empty(16, row.dtype), np.empty(16, row.dtype), np.empty(16, row.dtype)
+    half_x, half_y, a_cos, a_sin = row[HALF_X, i], row[HALF_Y, i], row[COS, i], row[SIN, i]
     for k in range(count):
-        b_half_x, b_half_y, b_cos, b_sin = packed[HALF_X, k], packed[HALF_Y, k], packed[COS, k], packed[SIN, k]
+        b_cos, b_sin = packed[COS, k], packed[SIN, k]
         shift_x, shift_y = row[X, i] - packed[X, k], row[Y, i] - packed[Y, k]
         cos = a_cos * b_cos + a_sin * b_sin
         sin = a_sin * b_cos - a_cos * b_sin
         centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
-        low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
-        low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
-        ux, uy = a_half_x * cos, a_half_x * sin
-        vx, vy = a_half_y * sin, a_half_y * cos
-        corner_x[0], corner_x[1], corner_x[2], corner_x[3], corner_x[4] = -ux + vx, ux + vx, ux - vx, -ux - vx, -ux + vx
-        corner_y[0], corner_y[1], corner_y[2], corner_y[3], corner_y[4] = -uy - vy, uy - vy, uy + vy, -uy + vy, -uy - vy
-        n = 0
-        for edge in range(4):
-            x, y = corner_x[edge], corner_y[edge]
-            step_x, step_y = corner_x[edge + 1] - x, corner_y[edge + 1] - y
-            t0, t1 = (low_x - x) / step_x, (high_x - x) / step_x
-            from_x, to_x = (t0, t1) if t0 < t1 else (t1, t0)
-            t0, t1 = (low_y - y) / step_y, (high_y - y) / step_y
-            from_y, to_y = (t0, t1) if t0 < t1 else (t1, t0)
-            enter, leave = maximum(from_x, from_y), minimum(to_x, to_y)
-            if enter < leave:
-                for t in (enter, leave):
-                    if (t > 0) & (t < 1):
-                        xs[n], ys[n] = x + t * step_x, y + t * step_y
-                        n += 1
-        for corner in range(4):
-            x, y = corner_x[corner], corner_y[corner]
-            if (abs(x + centre_x) < b_half_x + grow) & (abs(y + centre_y) < b_half_y + grow):
-                xs[n], ys[n] = x, y
-                n += 1
-        for corner in range(4):
-            x = high_x if (corner == 1) | (corner == 2) else low_x
-            y = high_y if corner >= 2 else low_y
-            if (abs(x * cos + y * sin) < a_half_x + grow) & (abs(y * cos - x * sin) < a_half_y + grow):
-                xs[n], ys[n] = x, y
-                n += 1
-        middle_x, middle_y = zero, zero
-        for p in range(n):
-            middle_x += xs[p]
-            middle_y += ys[p]
-        middle_x, middle_y = middle_x / real(n), middle_y / real(n)
-        for p in range(n):  # insert in order of the angle, equals in order of arrival
-            x, y = xs[p], ys[p]
-            key = _turn(x - middle_x, y - middle_y)
-            q = p
-            while q > 0 and keys[q - 1] > key:
-                xs[q], ys[q], keys[q] = xs[q - 1], ys[q - 1], keys[q - 1]
-                q -= 1
-            xs[q], ys[q], keys[q] = x, y, key
-        doubled, before_x, before_y = zero, zero, zero
-        for p in range(1, n):
-            x, y = xs[p] - xs[0], ys[p] - ys[0]
-            doubled += before_x * y - before_y * x
-            before_x, before_y = x, y
-        shared = abs(doubled) * half
+        n = _vertices(half_x, half_y, cos, sin, centre_x, centre_y, packed[HALF_X, k], packed[HALF_Y, k], grow, xs, ys)
+        _sort_around_middle(xs, ys, turns, n)
+        shared = _polygon_area(xs, ys, n)
         shared = shared if shared > zero else zero
         if mode == PLAIN_AREA:
             out[k] = shared
@@ -219,3 +163,83 @@ def polygon_overlaps(row, i, packed, count, mode, margin, out):
             base = row[AREA, i] + packed[AREA, k] - shared if mode == IOU else row[AREA, i]
             ratio = shared / maximum(base, smallest)
             out[k] = ratio if ratio > zero else zero
+
+
+@inline
+def _vertices(half_x, half_y, cos, sin, centre_x, centre_y, b_half_x, b_half_y, grow, xs, ys):
+    """Vertices of what rectangles a and b share, in no order, seen from the middle of a in the axes of b. -> how many
+
+    half_x to sin: a, turned against b; centre_x to b_half_y: where its middle lies in b, and the size of b. Corners
+    count up to `grow` outside of the other rectangle.
+    """
+    low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
+    low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
+    ux, uy = half_x * cos, half_x * sin
+    vx, vy = half_y * sin, half_y * cos
+    corners_x = (-ux + vx, ux + vx, ux - vx, -ux - vx, -ux + vx)
+    corners_y = (-uy - vy, uy - vy, uy + vy, -uy + vy, -uy - vy)
+    n = 0
+    for edge in range(4):  # where an edge of a enters b and where it leaves
+        x, y = corners_x[edge], corners_y[edge]
+        step_x, step_y = corners_x[edge + 1] - x, corners_y[edge + 1] - y
+        t0, t1 = (low_x - x) / step_x, (high_x - x) / step_x
+        from_x, to_x = (t0, t1) if t0 < t1 else (t1, t0)
+        t0, t1 = (low_y - y) / step_y, (high_y - y) / step_y
+        from_y, to_y = (t0, t1) if t0 < t1 else (t1, t0)
+        enter, leave = maximum(from_x, from_y), minimum(to_x, to_y)
+        if enter < leave:
+            for t in (enter, leave):
+                if (t > 0) & (t < 1):
+                    xs[n], ys[n] = x + t * step_x, y + t * step_y
+                    n += 1
+    for corner in range(4):  # of a, in b
+        x, y = corners_x[corner], corners_y[corner]
+        if (abs(x + centre_x) < b_half_x + grow) & (abs(y + centre_y) < b_half_y + grow):
+            xs[n], ys[n] = x, y
+            n += 1
+    for corner in range(4):  # of b, in a
+        x = high_x if (corner == 1) | (corner == 2) else low_x
+        y = high_y if corner >= 2 else low_y
+        if (abs(x * cos + y * sin) < half_x + grow) & (abs(y * cos - x * sin) < half_y + grow):
+            xs[n], ys[n] = x, y
+            n += 1
+    return n
+
+
+@inline
+def _sort_around_middle(xs, ys, turns, n):
+    """Vertices in the order of their angle around their mean, equals as they came: an insertion sort in place."""
+    middle_x, middle_y = xs.dtype.type(0), xs.dtype.type(0)
+    for p in range(n):
+        middle_x += xs[p]
+        middle_y += ys[p]
+    middle_x, middle_y = middle_x / xs.dtype.type(n), middle_y / xs.dtype.type(n)
+    for p in range(n):
+        x, y = xs[p], ys[p]
+        turn = _turn(x - middle_x, y - middle_y)
+        q = p
+        while q > 0 and turns[q - 1] > turn:
+            xs[q], ys[q], turns[q] = xs[q - 1], ys[q - 1], turns[q - 1]
+            q -= 1
+        xs[q], ys[q], turns[q] = x, y, turn
+
+
+@jit
+def _turn(x, y):
+    """A number that rises with the angle of a vector."""
+    part = x / (abs(x) + abs(y))
+    one = type(x)(1)
+    part = part if part >= -one else one
+    return part - one if y < 0 else one - part
+
+
+@inline
+def _polygon_area(xs, ys, n):
+    """Of vertices in order: triangles between the first one and two neighbors."""
+    zero = xs.dtype.type(0)
+    doubled, before_x, before_y = zero, zero, zero
+    for p in range(1, n):
+        x, y = xs[p] - xs[0], ys[p] - ys[0]
+        doubled += before_x * y - before_y * x
+        before_x, before_y = x, y
+    return abs(doubled) * xs.dtype.type(0.5)
