@@ -3,6 +3,7 @@
 from triops import _environment
 from triops._op import reference_backend
 from triops.ops.bbox_overlaps import bbox_overlaps
+from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
@@ -18,8 +19,11 @@ from triops.ops.voxelize import dynamic_voxelize, voxelize, voxelize_padded
 
 __version__ = "0.1.0"
 __all__ = [
+    "BevPoolIndex",
     "Rulebook",
     "bbox_overlaps",
+    "bev_pool",
+    "bev_pool_index",
     "border_align",
     "border_align_backward",
     "border_align_forward",
