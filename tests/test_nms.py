@@ -102,6 +102,16 @@ def test_3d_boxes_are_seen_from_above() -> None:
     assert torch.equal(triops.nms3d_normal(boxes, scores, 0.2), triops.nms(upright(flat), scores, 0.2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [triops.nms3d, triops.nms3d_normal])
+def test_3d_boxes_of_half_types_are_suppressed_as_the_same_boxes_in_float32(function: Any, dtype: torch.dtype) -> None:
+    """A corner has more digits than its box: it is computed in float32."""
+    for seed in range(20):
+        flat, scores = predictions(300, seed)
+        boxes = torch.cat([flat[:, :2], torch.rand(300, 1), flat[:, 2:4], torch.rand(300, 1), flat[:, 4:]], 1).to(dtype)
+        assert torch.equal(function(boxes, scores, 0.2), function(boxes.float(), scores, 0.2)), seed
+
+
 def test_boxes_that_are_not_finite_are_kept_and_drop_nothing() -> None:
     boxes = torch.tensor(
         [[0.0, 0, 2, 2], [-math.inf, -math.inf, math.inf, math.inf], [0, 0, math.nan, 2], [0, 0, 2, 2]]

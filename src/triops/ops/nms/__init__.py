@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops._dtypes import compute_dtype
 from triops._geometry.rotated.arguments import birds_eye_rectangles, check_margin
 from triops.ops.nms import reference
 from triops.ops.nms.reference import METHODS
@@ -91,6 +92,7 @@ def nms3d_normal(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     tensor([1, 2])
     """
     seen = birds_eye_rectangles("nms3d_normal", "boxes", boxes)
+    seen = seen.to(compute_dtype(seen.dtype)) if seen.is_floating_point() else seen  # corners do not fit in half types
     centre, half = seen[:, :2], seen[:, 2:4] * 0.5
     return nms(torch.cat([centre - half, centre + half], 1), scores, iou_threshold)
 
