@@ -449,7 +449,7 @@ def test_an_activation_comes_behind_bias_and_sum(activation, alpha, expected):
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="act_type must be one of None_, ReLU, Sigmoid, LeakyReLU, .*got 'tanh'"):
+    with pytest.raises(ValueError, match=r"act_type must be one of None_, ReLU, Sigmoid, LeakyReLU, .*got 'tanh'"):
         spconv.conv.SparseConvolution(3, 3, 3, act_type="tanh")
 
 

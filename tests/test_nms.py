@@ -107,7 +107,7 @@ def test_3d_boxes_are_seen_from_above() -> None:
 def test_3d_boxes_of_half_types_are_suppressed_as_the_same_boxes_in_float32(function: Any, dtype: torch.dtype) -> None:
     """A corner has more digits than its box: it is computed in float32."""
     for seed in range(20):
-        flat, scores = predictions(300, seed)
+        flat, scores = predictions(300, 9, seed=seed)
         boxes = torch.cat([flat[:, :2], torch.rand(300, 1), flat[:, 2:4], torch.rand(300, 1), flat[:, 4:]], 1).to(dtype)
         assert torch.equal(function(boxes, scores, 0.2), function(boxes.float(), scores, 0.2)), seed
 
