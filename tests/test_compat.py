@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import triops
+import triops.compat.bevfusion
 import triops.compat.mmcv
 import triops.compat.pcdet
 from triops.compat import _finder, _mmcv_sparse, _startup
@@ -43,7 +44,13 @@ def points_in_boxes_all(points, boxes):
     "pcdet/ops/roiaware_pool3d/utils.py": "from . import roiaware_pool3d_cuda\n",
     "pcdet/ops/iou3d_nms/__init__.py": "",
     "pcdet/ops/iou3d_nms/utils.py": "from . import iou3d_nms_cuda\n",
+    "pcdet/ops/bev_pool/__init__.py": "from . import bev_pool_ext\n",
+    "pcdet/ops/ingroup_inds/op.py": "from . import ingroup_inds_cuda\n",
+    "pcdet/ops/pointnet2/utils.py": "from . import pointnet2_stack_cuda as pointnet2\n",
+    "projects/ops/bev_pool/__init__.py": "from . import bev_pool_ext\n",
+    "projects/ops/voxel/__init__.py": "from .voxel_layer import dynamic_voxelize, hard_voxelize\n",
 }
+NAMES = ("mmcv", "pcdet", "projects", "pointops")
 COMPILED = "def an_operator_of_the_future(): pass\ndef points_in_boxes_part_forward(): pass\n"
 
 BOX = torch.tensor([[0.0, 0.0, 0.0, 4.0, 2.0, 2.0, 0.0]])  # for mmcv it stands on z = 0
@@ -63,9 +70,9 @@ def libraries(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     _finder.uninstall()
-    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in ("mmcv", "pcdet")}
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in NAMES}
     yield tmp_path
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("mmcv", "pcdet")]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in NAMES]:
         del sys.modules[name]
     sys.modules.update(before)
 
@@ -484,6 +491,86 @@ def test_openpcdets_extension_modules_are_supplied(libraries):
     extension = importlib.import_module("pcdet.ops.iou3d_nms.utils").iou3d_nms_cuda
     with pytest.raises(NotImplementedError, match="points_to_boxes_gpu"):
         extension.points_to_boxes_gpu(torch.zeros(1, 7))
+
+
+def test_openpcdets_overlaps_row_by_row_go_by_two_names(libraries):
+    _finder.install("pcdet")
+    extension = importlib.import_module("pcdet.ops.iou3d_nms.utils").iou3d_nms_cuda
+    boxes = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0], [1.0, 0, 0, 4, 2, 2, 0]])
+    for name in ("boxes_aligned_overlap_bev_gpu", "paired_boxes_overlap_bev_gpu"):
+        shared = torch.zeros(2, 1)
+        assert getattr(extension, name)(boxes, boxes.flip(0), shared) == 1
+        assert shared.flatten().tolist() == pytest.approx([6, 6])
+    ious = torch.zeros(1, 2)
+    extension.boxes_iou_bev_cpu(boxes[:1], boxes, ious)
+    assert ious.tolist()[0] == pytest.approx([1, 0.6])
+    paired = triops.compat.pcdet.paired_boxes_iou3d_gpu(boxes, boxes.flip(0))
+    assert paired.tolist() == pytest.approx([0.6, 0.6])
+
+
+def test_pointnet2_imports_and_raises_by_name(libraries):
+    _finder.install("pcdet")
+    pointnet2 = importlib.import_module("pcdet.ops.pointnet2.utils").pointnet2
+    with pytest.raises(NotImplementedError, match=r"pointnet2_stack_cuda\.ball_query_wrapper"):
+        pointnet2.ball_query_wrapper(1, 2)
+
+
+def test_numbers_within_groups_are_stable(libraries):
+    _finder.install("pcdet")
+    extension = importlib.import_module("pcdet.ops.ingroup_inds.op").ingroup_inds_cuda
+    out = torch.full((5,), -1)
+    extension.forward(torch.tensor([3, 1, 3, 3, 1]), out)
+    assert out.tolist() == [0, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("package", ["pcdet.ops.bev_pool", "projects.ops.bev_pool"])
+def test_features_of_one_cell_are_summed_where_its_coordinates_say(libraries, package):
+    """As BEVFusion calls it: points sorted by (h, w, d, b), cells in memory by b, d, h, w."""
+    _finder.install("pcdet", "bevfusion")
+    extension = importlib.import_module(package).bev_pool_ext
+    batch, layers, height, width = 2, 1, 3, 4
+    torch.manual_seed(0)
+    coords = torch.stack([torch.randint(0, size, (50,)) for size in (height, width, layers, batch)], 1)
+    ranks = ((coords[:, 0] * width + coords[:, 1]) * layers + coords[:, 2]) * batch + coords[:, 3]
+    ranks, order = ranks.sort(stable=True)
+    coords, features = coords[order].int(), torch.randn(50, 5)
+    starts = (ranks.diff(prepend=torch.tensor([-1])) != 0).nonzero()[:, 0].int()
+    lengths = torch.cat([starts, torch.tensor([50]).int()]).diff()
+    geometry = (coords, lengths, starts, batch, layers, height, width)
+    out = extension.bev_pool_forward(features, *geometry)
+    expected = torch.zeros(batch, layers, height, width, 5)
+    for feature, (h, w, d, b) in zip(features, coords.tolist(), strict=True):
+        expected[b, d, h, w] += feature
+    torch.testing.assert_close(out, expected)
+    grad = torch.randn_like(out)
+    back = extension.bev_pool_backward(grad, *geometry)
+    assert torch.equal(back, torch.stack([grad[b, d, h, w] for h, w, d, b in coords.tolist()]))
+
+
+def test_bevfusions_voxels_have_cells_of_x_y_z(libraries):
+    _finder.install("bevfusion")
+    layer = importlib.import_module("projects.ops.voxel")
+    points = torch.tensor([[2.5, 0.5, 0.5, 7.0], [0.5, 1.5, 0.5, 8.0], [2.1, 0.9, 0.1, 9.0], [9.0, 0.0, 0.0, 1.0]])
+    size, bounds = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0, 2.0, 1.0]
+    voxels, cells, counts = torch.zeros(5, 2, 4), torch.zeros(5, 3).int(), torch.zeros(5).int()
+    assert layer.hard_voxelize(points, voxels, cells, counts, size, bounds, 2, 5, 3, True) == 2
+    assert cells[:2].tolist() == [[2, 0, 0], [0, 1, 0]]
+    assert counts.tolist() == [2, 1, 0, 0, 0]
+    assert voxels[:2, :, 3].tolist() == [[7, 9], [8, 0]]
+    each = torch.zeros(4, 3).int()
+    layer.dynamic_voxelize(points, each, size, bounds, 3)
+    assert each.tolist() == [[2, 0, 0], [0, 1, 0], [2, 0, 0], [-1, -1, -1]]
+
+
+def test_pointops_imports_and_raises_by_name(libraries):
+    _finder.install("pointops")
+    with pytest.raises(NotImplementedError, match=r"pointops\.knn_query"):
+        importlib.import_module("pointops").knn_query(16, torch.zeros(3, 3))
+    write(libraries, {"pointops/__init__.py": "from pointops._C import knn_query_cuda\n"})
+    del sys.modules["pointops"]
+    importlib.invalidate_caches()
+    assert importlib.import_module("pointops").__file__ == str(libraries / "pointops/__init__.py")
+    assert _finder.is_ours(sys.modules["pointops._C"])
 
 
 # the real mmcv-lite, where it is installed

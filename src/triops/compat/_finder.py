@@ -20,16 +20,22 @@ CUDA_ONLY = "mmcv.ops.points_in_boxes"
 
 # Packages supplied as a whole, and the package of triops that holds their names, submodule by submodule.
 PACKAGES = {"spconv": "triops.spconv", "cumm": "triops.spconv.cumm"}
-LIBRARIES = ("mmcv", "pcdet", *PACKAGES)
+LIBRARIES = ("mmcv", "pcdet", "bevfusion", "pointops", *PACKAGES)
 
 
-def extension_source(fullname: str) -> "str | None":
-    """The module of triops that makes an extension module; None for every other module."""
+def extension_library(fullname: str) -> "str | None":
+    """The library that an extension module belongs to; the module of that name in `triops.compat` makes it."""
     package, _, leaf = fullname.rpartition(".")
     if fullname == "mmcv._ext":
-        return "triops.compat.mmcv"
+        return "mmcv"
     if package.startswith("pcdet.ops.") and leaf.endswith(("_cuda", "_ext")):
-        return "triops.compat.pcdet"
+        return "pcdet"
+    if (leaf == "bev_pool_ext" and package.endswith(".ops.bev_pool")) or (
+        leaf == "voxel_layer" and package.endswith(".ops.voxel")
+    ):
+        return "bevfusion"
+    if fullname in ("pointops", "pointops._C"):
+        return "pointops"
     return None
 
 
@@ -46,13 +52,13 @@ def import_module(name: str) -> "Any":
 
 class ExtensionLoader:
     def create_module(self, spec: ModuleSpec) -> "ModuleType":
-        source = extension_source(spec.name)
-        if source is None:
+        library = extension_library(spec.name)
+        if library is None:
             made: ModuleType = import_module("triops.compat._extension").same_names(
                 spec.name, package_source(spec.name)
             )
         else:
-            made = import_module(source).extension(spec.name)
+            made = import_module(f"triops.compat.{library}").extension(spec.name)
         return made
 
     def exec_module(self, module: "ModuleType") -> None:
@@ -68,22 +74,20 @@ class ExtensionFinder:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        library, dot, _ = fullname.partition(".")
-        if library not in self.libraries:
-            return None
+        top, dot, _ = fullname.partition(".")
         source = package_source(fullname)
-        if source is None and extension_source(fullname) is None:
+        if (top if source is not None else extension_library(fullname)) not in self.libraries:
             return None
-        if dot and source is not None and not is_ours(sys.modules.get(library)):
+        if dot and source is not None and not is_ours(sys.modules.get(top)):
             return None  # the package is somebody else's, and so are all modules in it
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # came after us, and may know better
             if finder.find_spec(fullname, path, target) is not None:
                 return None
-        is_package = not dot
-        if dot and source is not None:
+        is_package = source is not None
+        if dot and is_package:
             from importlib.util import find_spec
 
-            found = find_spec(source)
+            found = find_spec(str(source))
             if found is None:
                 return None
             is_package = found.submodule_search_locations is not None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import triops
-from triops.compat import _finder
+from triops.compat import _bev, _finder
 from triops.compat._extension import Extension
 from triops.compat._mmcv_boxes import falling
 from triops.ops.nms.reference import by_score
@@ -117,6 +117,11 @@ def boxes_aligned_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     return _volume_iou(boxes_a, boxes_b, shared)[:, None]
 
 
+def paired_boxes_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
+    """As `boxes_aligned_iou3d_gpu`, without the last axis. boxes_a [N, 7], boxes_b [N, 7] -> [N]."""
+    return boxes_aligned_iou3d_gpu(boxes_a, boxes_b)[:, 0]
+
+
 def _volume_iou(boxes_a: Tensor, boxes_b: Tensor, shared_area: Tensor) -> Tensor:
     top = torch.minimum(boxes_a[..., 2] + boxes_a[..., 5] / 2, boxes_b[..., 2] + boxes_b[..., 5] / 2)
     bottom = torch.maximum(boxes_a[..., 2] - boxes_a[..., 5] / 2, boxes_b[..., 2] - boxes_b[..., 5] / 2)
@@ -213,6 +218,10 @@ def _nms_normal_gpu(boxes: Tensor, keep: Tensor, nms_overlap_thresh: float) -> i
     return len(kept)
 
 
+def _ingroup_inds(group_inds: Tensor, out_inds: Tensor) -> None:
+    out_inds.copy_(triops.ingroup_inds(group_inds))
+
+
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "roiaware_pool3d_cuda": {
         "forward": _forward,
@@ -223,12 +232,15 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "iou3d_nms_cuda": {
         "boxes_overlap_bev_gpu": _boxes_overlap_bev_gpu,
         "boxes_aligned_overlap_bev_gpu": _boxes_aligned_overlap_bev_gpu,
+        "paired_boxes_overlap_bev_gpu": _boxes_aligned_overlap_bev_gpu,
         "boxes_iou_bev_gpu": _boxes_iou_bev,
         "boxes_iou_bev_cpu": _boxes_iou_bev,
         "boxes_aligned_iou_bev_cpu": _boxes_aligned_iou_bev_cpu,
         "nms_gpu": _nms_gpu,
         "nms_normal_gpu": _nms_normal_gpu,
     },
+    "bev_pool_ext": _bev.FUNCTIONS,
+    "ingroup_inds_cuda": {"forward": _ingroup_inds},
 }
 
 
@@ -246,6 +258,7 @@ __all__ = [
     "boxes_iou_bev",
     "nms_gpu",
     "nms_normal_gpu",
+    "paired_boxes_iou3d_gpu",
     "points_in_boxes_cpu",
     "points_in_boxes_gpu",
 ]
