@@ -121,13 +121,25 @@ class Case:
         torch.manual_seed(0)
         self.lib, self.sites, self.batch, self.half, self.train = lib, sites, batch, half, train
         self.network = make(lib).cuda()
-        if state is not None:
+        self.features = torch.randn(len(sites), 4, generator=torch.Generator().manual_seed(1)).cuda()
+        if state is None:
+            self._settle()
+        else:
             self.network.load_state_dict(state, strict=False)
         self.network.train(train)
-        self.features = torch.randn(len(sites), 4, generator=torch.Generator().manual_seed(1)).cuda()
         if half and not train:
             self.network, self.features = self.network.half(), self.features.half()
         self.run: Callable[[Any], Any] = self.network
+
+    def _settle(self) -> None:
+        """Running statistics as training leaves them: without, values shrink layer by layer below what fp16 holds."""
+        norms = [m for m in self.network.modules() if isinstance(m, nn.BatchNorm1d)]
+        with torch.no_grad():
+            for norm in norms:
+                norm.momentum = 1.0
+            self.network(self.tensor())
+        for norm in norms:
+            norm.momentum = 0.01
 
     def tensor(self) -> Any:
         return self.lib.SparseConvTensor(self.features, self.sites, SHAPE, self.batch)

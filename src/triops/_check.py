@@ -37,11 +37,11 @@ def as_integer(value: Any) -> int | None:
     """
     if type(value) is int or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
-    if isinstance(value, bool | Tensor):
+    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
         return None
     try:
         return operator.index(value)
-    except TypeError:
+    except TypeError:  # an array of several integers
         return None
 
 
