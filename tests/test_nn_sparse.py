@@ -204,6 +204,18 @@ def test_global_pooling_is_per_element_and_zero_where_there_is_nothing():
     assert features.grad.tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
 
 
+def test_global_pools_count_the_lowest_row_of_a_site_alone():
+    sites = torch.tensor([[0, 1, 1], [0, 2, 2], [0, 1, 1], [0, 9, 0], [1, 1, 1]], dtype=torch.int32)
+    features = torch.tensor([[1.0], [3.0], [100.0], [50.0], [5.0]], requires_grad=True)
+    x = SparseConvTensor(features, sites, [4, 4], 2)
+    assert tnn.SparseGlobalMaxPool()(x).tolist() == [[3], [5]]
+    assert tnn.SparseGlobalAvgPool()(x).tolist() == [[2], [5]]
+    tnn.SparseGlobalAvgPool()(x).sum().backward()
+    assert features.grad.flatten().tolist() == [0.5, 0.5, 0, 0, 1]
+    dense = x.dense().flatten(2)
+    assert tnn.SparseGlobalMaxPool()(x).tolist() == dense.amax(2).tolist()
+
+
 def test_global_max_pooling_gives_a_tie_to_the_first_site_and_keeps_nan():
     features = torch.tensor([[2.0], [2.0], [torch.nan]], requires_grad=True)
     x = SparseConvTensor(features, torch.tensor([[0, 3], [0, 1], [1, 0]]), [4], 2)

@@ -13,7 +13,7 @@ from triops import _check
 from triops.nn._window import Window
 from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import SparseConvTensor
-from triops.ops.rulebook import Rulebook
+from triops.ops.rulebook import Rulebook, submanifold_neighbors
 from triops.ops.rulebook.geometry import Ints
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 
@@ -138,6 +138,8 @@ class SparseAvgPool4d(_FixedPool, SparseAvgPool):
 class SparseGlobalMaxPool(SparseModule):
     """The largest feature of each element of the batch, channel by channel: [B, C]; 0 where it has no sites.
 
+    Rows outside the grid do not count; of several rows at one site the lowest does.
+
     >>> import torch
     >>> from triops.nn import SparseConvTensor
     >>> x = SparseConvTensor(torch.tensor([[-4.0], [-2.0]]), torch.tensor([[0, 1], [0, 3]], dtype=torch.int32), [5], 2)
@@ -164,6 +166,8 @@ class SparseGlobalMaxPool(SparseModule):
 class SparseGlobalAvgPool(SparseModule):
     """The mean feature of each element of the batch: [B, C]; 0 where it has no sites.
 
+    Rows outside the grid do not count; of several rows at one site the lowest does.
+
     >>> import torch
     >>> from triops.nn import SparseConvTensor
     >>> x = SparseConvTensor(torch.tensor([[4.0], [2.0]]), torch.tensor([[0, 1], [0, 3]], dtype=torch.int32), [5], 2)
@@ -188,9 +192,9 @@ def _features(pool: SparseModule, input: SparseConvTensor) -> Tensor:
 
 
 def _element(input: SparseConvTensor) -> Tensor:
-    """The batch element of each row; `batch_size`, a place that is cut off again, for sites outside."""
-    element = input.indices[:, 0].long()
-    inside = (input.indices >= 0).all(1)
-    for axis, size in enumerate((input.batch_size, *input.spatial_shape)):
-        inside = inside & (input.indices[:, axis] < size)
-    return torch.where(inside, element, input.batch_size)
+    """The batch element of each row; `batch_size`, a place that is cut off again, for rows that stand for no site.
+
+    Those outside the grid, and all rows of a site but the lowest, meet nothing under a kernel of one offset.
+    """
+    met = submanifold_neighbors(input.indices, input.batch_size, input.spatial_shape, 1)[0]
+    return torch.where(met >= 0, input.indices[:, 0].long(), input.batch_size)
