@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEVICES, GPU, assert_same, poisoned_allocations, run, small
+from support import DEVICES, GPU, assert_same, run, run_guarded, small
 
 from triops import _sample
 from triops._op import OPERATORS, reference_backend
@@ -38,12 +38,23 @@ def operator(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(("sample", "backend", "dtype"), CASES)
-def test_kernel_equals_reference_and_writes_every_element(sample: Any, backend: str, dtype: torch.dtype) -> None:
+def test_kernel_equals_reference_and_writes_every_element_and_no_other(
+    sample: Any, backend: str, dtype: torch.dtype
+) -> None:
     args = sample.make(dtype)
     expected = run("reference", sample.operator, args)
-    with poisoned_allocations():
-        got = run(backend, sample.operator, args)
-    assert_same(got, expected, f"{sample} on {backend}")
+    assert_same(run_guarded(backend, sample.operator, args), expected, f"{sample} on {backend}",
+                operator=sample.operator)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("operator", "backend"), KERNELS)
+def test_inputs_one_element_off_an_aligned_address_give_the_same_answer(
+    operator: str, backend: str, dtype: torch.dtype
+) -> None:
+    args = one_small_sample(operator).make(dtype)
+    expected = run("reference", operator, args)
+    assert_same(run_guarded(backend, operator, args, offset=1), expected, operator=operator)
 
 
 @pytest.mark.parametrize(("operator", "backend"), KERNELS)
@@ -56,7 +67,8 @@ def test_non_contiguous_inputs_give_the_same_answer(operator: str, backend: str)
         wide = value.repeat_interleave(2, dim=-1)
         return wide[..., ::2]
 
-    assert_same(run(backend, operator, tuple(map(strided, args))), run("reference", operator, args), operator)
+    expected = run("reference", operator, args)
+    assert_same(run(backend, operator, tuple(map(strided, args))), expected, operator=operator)
 
 
 @pytest.mark.parametrize(("operator", "backend"), KERNELS)
@@ -110,7 +122,8 @@ def test_compiles_without_a_graph_break_and_with_dynamic_shapes(operator: str, d
     args = _sample.to_device(one_small_sample(operator).make(torch.float32), device)
     torch._dynamo.reset()  # the cases share one code object, and with it one limit on recompilations
     compiled = torch.compile(lambda *a: op(*a), fullgraph=True, dynamic=True, backend="aot_eager")
-    assert_same(_sample.specified(op, args, compiled(*args)), _sample.specified(op, args, op(*args)), operator)
+    results = (_sample.specified(op, args, r) for r in (compiled(*args), op(*args)))
+    assert_same(*results, operator=operator)
 
 
 def test_exports(operator: str) -> None:
@@ -121,8 +134,8 @@ def test_exports(operator: str) -> None:
             return op(*inputs)
 
     program = torch.export.export(Module(), args, strict=False)
-    got = program.module()(*args)
-    assert_same(_sample.specified(op, args, got), _sample.specified(op, args, op(*args)), operator)
+    results = (_sample.specified(op, args, r) for r in (program.module()(*args), op(*args)))
+    assert_same(*results, operator=operator)
 
 
 def test_fake_agrees_with_the_operator_on_every_small_sample(operator: str) -> None:
@@ -168,7 +181,7 @@ def test_baselines_that_the_benchmark_compares_with_compute_the_same_thing(sampl
     baseline = torch_baseline(sample)
     args = sample.make(torch.float32)
     got, expected = _sample.tensors_of(baseline(*args)), _sample.tensors_of(run("reference", sample.operator, args))
-    for g, e in zip(got, expected, strict=False):
-        assert g.shape == e.shape
-        wrong = (g != e) if not e.is_floating_point() else (g - e).abs() > 1e-3 * e.abs().clamp(min=1)
+    assert [(g.dtype, g.shape) for g in got] == [(e.dtype, e.shape) for e in expected]
+    for g, e in zip(got, expected, strict=True):
+        wrong = (g != e) if not e.is_floating_point() else (g - e).abs() > 1e-3 * e.abs()
         assert wrong.float().mean() < 1e-3, "a rounding may flip a predicate now and then, no more"

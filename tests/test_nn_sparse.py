@@ -94,7 +94,7 @@ def test_a_sparse_convolution_is_the_dense_one(dimensions, kernel, stride, paddi
 @given(**GEOMETRY)
 def test_a_transposed_convolution_is_the_dense_one(dimensions, kernel, stride, padding, dilation, channels, seed):
     kernel, stride, dilation = kernel[:dimensions], stride[:dimensions], dilation[:dimensions]
-    padding = [min(p, (k - 1) * d) for p, k, d in zip(padding, kernel, dilation, strict=False)]
+    padding = [min(p, (k - 1) * d) for p, k, d in zip(padding[:dimensions], kernel, dilation, strict=True)]
     extra = [min(p, s - 1) for p, s in zip(padding, stride, strict=True)]
     conv = layer("SparseConvTranspose", dimensions, *channels, kernel, stride, padding, dilation, bias=False,
                  output_padding=extra)  # fmt: skip
@@ -743,9 +743,9 @@ def test_the_examples_of_the_documentation_run():
     exec(compile(code, "docs/sparse.md", "exec"), {"__name__": "docs"})
 
 
-def test_the_example_trains_a_few_steps():
+def test_the_example_learns_in_a_few_steps():
     example = runpy.run_path(str(ROOT / "examples" / "train_sparse_shapes.py"))
-    assert 0 <= example["main"](["--steps", "3", "--batch", "4", "--test-batches", "1", "--device", "cpu"]) <= 1
+    assert example["main"](["--steps", "60", "--batch", "16", "--test-batches", "2", "--device", "cpu"]) > 0.6
 
 
 def unordered_tensor(channels: int = 4) -> SparseConvTensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from triops import _sample
+from triops._compare import difference
 from triops._op import OPERATORS
 
 
@@ -62,21 +63,6 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def agrees(got: Any, expected: Any) -> bool:
-    """Integers bit for bit; floats within a few units in the last place of the largest value."""
-    for g, e in zip(_sample.tensors_of(got), _sample.tensors_of(expected), strict=True):
-        if g.shape != e.shape or g.dtype != e.dtype:
-            return False
-        if not e.is_floating_point():
-            if not torch.equal(g, e):
-                return False
-        elif e.numel():
-            tolerance = 64 * torch.finfo(e.dtype).eps
-            if not torch.allclose(g.double(), e.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
-                return False
-    return True
-
-
 def rows(
     operators: list[str], device: str, *, scale: str = "network", demo_only: bool = False,
     dtype: torch.dtype = torch.float32, budget: float = 1.0, peers: bool = True,
@@ -97,10 +83,9 @@ def rows(
             answer = peer(*args)
             _synchronise()
             once = time.perf_counter() - start
-            right = right and (
-                name != "reference"
-                or agrees(_sample.specified(operator, args, got), _sample.specified(operator, args, answer))
-            )
+            if name == "reference":
+                ours, theirs = (_sample.specified(operator, args, r) for r in (got, answer))
+                right = not difference(ours, theirs, _sample.standard_of(operator).error_scale)
             if once > 2 * budget:
                 seconds[name] = once  # so slow that one run says enough
             else:

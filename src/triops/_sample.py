@@ -68,6 +68,7 @@ class Standard:
     floats: Literal["dynamic", "static", "exact"] = "dynamic"  # how float outputs are judged
     float32: float = 1e-5  # static thresholds
     half: float = 1e-3
+    error_scale: Literal["value", "row"] = "value"  # "row": values are sums whose terms may cancel; see `_compare`
     network: float = 0.6  # the efficiency that network-scale and general cases should reach
     general: float = 0.3
     arithmetic: Literal["vector", "matrix"] = "vector"  # "matrix": the peak is that of matrix products at the dtype

@@ -5,6 +5,7 @@ standard.py   when that is good enough, and how near to the machine's limits a c
 ceilings.py   what the machine can do, measured
 timing.py     how long a call takes
 runner.py     every sample through every kernel
+guards.py     memory that shows what a kernel writes outside of its buffers, and what it does not write
 case_file.py  one call in one file; record.py writes such files from a running program
 report.py     report.html and report.json
 """

@@ -26,6 +26,7 @@ class Result:
     dtype: str
     judgements: list[Judgement]
     error: str = ""  # an exception that came instead of a result
+    damage: list[str] = field(default_factory=list)  # what was written outside of buffers, or into inputs
     seconds: float | None = None
     eager_seconds: float | None = None
     bytes: int = 0
@@ -38,7 +39,7 @@ class Result:
     @property
     def failures(self) -> list[str]:
         several = len(self.judgements) > 1
-        found = [self.error] if self.error else []
+        found = ([self.error] if self.error else []) + self.damage
         for i, judgement in enumerate(self.judgements):
             found += [f"output {i}: {f}" if several else f for f in judgement.failures]
         return found

@@ -19,7 +19,8 @@ from triops import _sample
 from triops._op import OPERATORS, REQUIREMENTS, Operator, reference_backend
 from triops.acceptance import case_file
 from triops.acceptance.ceilings import Ceilings
-from triops.acceptance.inputs import poisoned_allocations, reseeded
+from triops.acceptance.guards import guarded_memory
+from triops.acceptance.inputs import reseeded
 from triops.acceptance.results import BadCallResult, Result
 from triops.acceptance.standard import efficiency, is_regression, judge
 from triops.acceptance.timing import measure
@@ -120,9 +121,10 @@ def _judged(
         if task.scale == "recorded":  # a stranger's arguments: types, shapes and values pass the whole door first
             with reference_backend():
                 operator(*args)
-        with poisoned_allocations():
-            moved = _sample.to_device(args, device)
-            outputs = _sample.specified(operator, moved, operator.kernel(backend)(*moved))
+        with guarded_memory() as guards:
+            placed = guards.place(_sample.to_device(args, device), names=operator.parameters)
+            outputs = _sample.specified(operator, placed, operator.kernel(backend)(*placed))
+            damage = guards.damage()
         where = device if task.scale == "network" else "cpu"
         own, wide = references(operator, _sample.to_device(args, where))
         judgements = judge(outputs, own, wide, standard)
@@ -134,7 +136,7 @@ def _judged(
     recorded = []
     if task.recorded is not None:
         recorded = [f for j in judge(task.recorded, own, wide, standard) for f in j.failures]
-    return replace(result, judgements=judgements, recorded=recorded), outputs
+    return replace(result, judgements=judgements, damage=damage, recorded=recorded), outputs
 
 
 def references(operator: Operator, args: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:

@@ -238,7 +238,9 @@ BAD_CALLS = [*_bad_forward(roiaware_pool3d), *_bad_forward(roiaware_pool3d_forwa
 
 STANDARD = {
     _F: Standard(why_slower="the points of each RoI are found, and sorted by cell, before anything is pooled"),
-    _B: Standard(why_slower="gradients are added to points in no order of memory, many cells to one point"),
+    _B: Standard(
+        error_scale="row", why_slower="gradients are added to points in no order of memory, many cells to one point"
+    ),
 }
 
 

@@ -298,7 +298,7 @@ BAD_CALLS = _bad_calls()
 
 _GATHERS = "rows are gathered in no order, once for every neighbour, and products are small at few channels"
 STANDARD = {
-    name: Standard(arithmetic="matrix", why_slower=_GATHERS)
+    name: Standard(error_scale="row", arithmetic="matrix", why_slower=_GATHERS)
     for name in ("sparse_conv", "sparse_conv_backward_weight", "sparse_conv_fused")
 }
 

@@ -1,0 +1,274 @@
+"""Memory that shows what a kernel does to it.
+
+Inside `guarded_memory()` every buffer that a launcher allocates, by torch or by NumPy, lies between guard bytes, and
+what `empty` returns holds NaN or nonsense; `Guards.place` puts a call's inputs between guard bytes too, at any offset
+from an aligned address. Afterwards `Guards.damage` names what was written outside of a buffer, and what inputs changed;
+an element that nobody wrote shows in the result.
+
+    with guarded_memory() as guards:
+        out = kernel(*guards.place(args))
+        failures = guards.damage()
+
+A thread that is not inside such a block allocates as ever. Arrays that a Numba kernel allocates itself have no guard
+bytes, but hold nonsense where the C library can do that (glibc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GUARD = 512  # bytes on either side; what allocators align to stays aligned
+NONSENSE = 0x2A  # in every byte of what malloc returns
+
+_TORCH_EMPTY = ("empty", "empty_like", "empty_strided")
+_TORCH_FILLED = ("zeros", "zeros_like", "ones", "ones_like", "full", "full_like")
+_TENSOR_EMPTY, _TENSOR_FILLED = ("new_empty",), ("new_zeros", "new_ones", "new_full")
+_NUMPY_EMPTY, _NUMPY_FILLED = ("empty", "empty_like"), ("zeros", "zeros_like", "ones", "full")
+
+_M_PERTURB = -6  # of glibc's mallopt
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A buffer of bytes: guard, what the kernel sees, guard."""
+
+    bytes: Tensor
+    begin: int
+    end: int
+    front: Tensor  # the guards as they were
+    back: Tensor
+    name: str
+    before: Tensor | None = None  # an input as it was
+
+    def guards(self) -> tuple[Tensor, Tensor]:
+        return self.bytes[: self.begin], self.bytes[self.end :]
+
+    def damage(self) -> Iterator[str]:
+        front, back = self.guards()
+        for where, hit in (("before", (front != self.front).flip(0)), ("after", back != self.back)):
+            at = hit.nonzero().flatten().tolist()
+            if at:
+                yield f"{len(at)} bytes written {where} {self.name}, {at[0] + 1} to {at[-1] + 1} from its edge"
+        if self.before is not None and not torch.equal(self.bytes[self.begin : self.end], self.before):
+            yield f"{self.name} was changed"
+
+
+class Guards:
+    """The guarded buffers of one thread."""
+
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+
+    def place(self, values: Sequence[Any], *, offset: int = 0, names: Sequence[str] = ()) -> tuple[Any, ...]:
+        """The values, with tensors copied between guard bytes, strides kept; a tensor given twice stays one tensor.
+
+        offset: elements between an address that is aligned to 64 bytes and the tensor's.
+        """
+        placed: dict[int, Any] = {}
+        with _unguarded():
+            for i, value in enumerate(values):
+                if isinstance(value, Tensor) and id(value) not in placed:
+                    name = f"input {names[i] if i < len(names) else i}"
+                    placed[id(value)] = self._guarded(value, name, offset, value.is_floating_point(), is_input=True)
+        return tuple(placed.get(id(v), v) for v in values)
+
+    def damage(self) -> list[str]:
+        """What was written where it should not have been, in words."""
+        by_device: dict[torch.device, list[_Block]] = {}
+        for block in self._blocks:
+            by_device.setdefault(block.bytes.device, []).append(block)
+        found = []
+        for blocks in by_device.values():
+            # one look at all of them: on a GPU each look is a wait
+            are = torch.cat([g for b in blocks for g in b.guards()])
+            should = torch.cat([g for b in blocks for g in (b.front, b.back)])
+            whole = torch.equal(are, should)
+            found += [d for b in blocks if not whole or b.before is not None for d in b.damage()]
+        return found
+
+    def adopt(self, value: Any, name: str, poisoned: bool) -> Any:
+        """What an allocation returned, as a copy between guard bytes; as it is where that cannot be."""
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "fiub" or not value.flags.c_contiguous:
+                return value
+            tensor = self._guarded(
+                torch.from_numpy(value.reshape(-1).view(np.uint8)), _describe(name, value), 0, value.dtype.kind == "f",
+                filled=not poisoned,
+            )  # fmt: skip
+            array = tensor.numpy().view(value.dtype).reshape(value.shape)
+            if poisoned:
+                array.fill(_poison(array.dtype.kind, value.dtype.itemsize))
+            return array
+        if type(value) is not Tensor or value.requires_grad or value.device.type not in ("cpu", "cuda"):
+            return value
+        if value.device.type == "cpu" and torch.cuda.is_available() and value.is_pinned():
+            return value
+        tensor = self._guarded(value, _describe(name, value), 0, value.is_floating_point(), filled=not poisoned)
+        if poisoned:
+            kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
+            tensor.fill_(_poison(kind, value.element_size()))
+        return tensor
+
+    def _guarded(
+        self, value: Tensor, name: str, offset: int, floats: bool, *, is_input: bool = False, filled: bool = True
+    ) -> Tensor:
+        value = value.detach()
+        size = value.element_size()
+        span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+        begin, count = GUARD + offset * size, span * size
+        # pairs of bytes, since half types are the smallest floats
+        shape = (begin + count + GUARD + 1) // 2
+        buffer = torch.empty(shape, dtype=torch.int16, device=value.device).view(torch.uint8)[: begin + count + GUARD]
+        pattern = torch.full(((begin + GUARD + 1) // 2,), self._pattern(floats), dtype=torch.int16, device=value.device)
+        front, back = pattern.view(torch.uint8)[:begin], pattern.view(torch.uint8)[:GUARD]
+        buffer[:begin], buffer[begin + count :] = front, back
+        inside = buffer[begin : begin + count]
+        if filled:
+            inside.view(value.dtype).copy_(value.as_strided((span,), (1,)))
+        before = inside.clone() if is_input else None
+        self._blocks.append(_Block(buffer, begin, begin + count, front, back, name, before))
+        return inside.view(value.dtype).as_strided(value.shape, value.stride())
+
+    def _pattern(self, floats: bool) -> int:
+        """Two bytes, others for each buffer, so that a copy from beside one buffer to beside another is seen.
+
+        In every float dtype a NaN, but none that arithmetic makes; in every integer dtype a large index.
+        """
+        number = len(self._blocks)
+        return -0x100 + 0xF1 + number % 14 if floats else 0x101 * (0x21 + number % 64)
+
+
+def _poison(kind: str, size: int) -> Any:
+    if kind == "f":
+        return float("nan")
+    return True if kind == "b" else (2 ** (8 * size - 1) - 1) // 3
+
+
+def _describe(name: str, value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} of {name}"
+
+
+# Patches: installed while any thread is inside a block, looked at by those threads alone
+
+_ORIGINALS: dict[tuple[Any, str], Callable[..., Any]] = {}
+_PATCHES: dict[tuple[Any, str], Callable[..., Any]] = {}
+_lock = threading.RLock()
+_inside = _compiling = 0
+
+
+@contextlib.contextmanager
+def guarded_memory() -> Iterator[Guards]:
+    """See the module."""
+    global _inside
+    guards, outer = Guards(), getattr(_local, "guards", None)
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _install()
+    _local.guards = guards
+    try:
+        yield guards
+    finally:
+        _local.guards = outer
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _uninstall()
+
+
+@contextlib.contextmanager
+def _unguarded() -> Iterator[None]:
+    """Inside, this thread allocates as ever: the guards allocate, too."""
+    guards, _local.guards = getattr(_local, "guards", None), None
+    try:
+        yield
+    finally:
+        _local.guards = guards
+
+
+def _install() -> None:
+    for owner, prefix, names, poisoned in (
+        (torch, "torch.", _TORCH_EMPTY, True), (torch, "torch.", _TORCH_FILLED, False),
+        (torch.Tensor, "Tensor.", _TENSOR_EMPTY, True), (torch.Tensor, "Tensor.", _TENSOR_FILLED, False),
+        (np, "np.", _NUMPY_EMPTY, True), (np, "np.", _NUMPY_FILLED, False),
+    ):  # fmt: skip
+        for name in names:
+            original = _ORIGINALS[owner, name] = getattr(owner, name)
+            _PATCHES[owner, name] = _guarding(original, prefix + name, poisoned)
+    dispatcher = _numba_dispatcher()
+    if dispatcher is not None:
+        compile = _ORIGINALS[dispatcher, "_compile_for_args"] = dispatcher._compile_for_args
+        _PATCHES[dispatcher, "_compile_for_args"] = _with_numpy_as_it_is(compile)
+    _set(_PATCHES)
+    _perturb_malloc(NONSENSE)
+
+
+def _uninstall() -> None:
+    _set(_ORIGINALS)
+    _ORIGINALS.clear()
+    _PATCHES.clear()
+    _perturb_malloc(0)
+
+
+def _set(functions: dict[tuple[Any, str], Callable[..., Any]], only: Any = None) -> None:
+    for (owner, name), function in functions.items():
+        if only is None or owner is only:
+            setattr(owner, name, function)
+
+
+def _numba_dispatcher() -> Any:
+    try:
+        from numba.core.dispatcher import _DispatcherBase
+    except ImportError:
+        return None
+    return _DispatcherBase
+
+
+def _with_numpy_as_it_is(compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba's compiler knows NumPy's functions, not the ones here."""
+
+    def compile_for_args(*args: Any, **options: Any) -> Any:
+        global _compiling
+        with _lock:
+            _compiling += 1
+            _set(_ORIGINALS, np)
+        try:
+            return compile(*args, **options)
+        finally:
+            with _lock:
+                _compiling -= 1
+                if _compiling == 0:
+                    _set(_PATCHES, np)
+
+    return compile_for_args
+
+
+def _perturb_malloc(byte: int) -> None:
+    """glibc fills what malloc returns with the complement of this byte; 0 turns that off."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_PERTURB, byte ^ 0xFF if byte else 0)
+
+
+def _guarding(original: Callable[..., Any], name: str, poisoned: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def allocate(*args: Any, **options: Any) -> Any:
+        value = original(*args, **options)
+        guards: Guards | None = getattr(_local, "guards", None)
+        if guards is None:
+            return value
+        with _unguarded():
+            return guards.adopt(value, name, poisoned)
+
+    return allocate
