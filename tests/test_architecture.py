@@ -25,7 +25,7 @@ def layer_of(module: str) -> str:
     first = module.split(".")[1] if "." in module else ""
     if first in ("ops", "nn", "spconv", "compat"):
         return first
-    core = first.startswith("_") and first not in ("_info", "_bench", "_demo")
+    core = first.startswith("_") and first not in ("_info", "_bench", "_demo", "_warmup")
     return "core" if core or first == "scenes" else "top"
 
 

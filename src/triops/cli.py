@@ -268,20 +268,23 @@ def replay(
 
 
 @app.command()
-def warmup() -> None:
-    """Compile every CPU kernel now, into the cache, so that no later program waits for it."""
+def warmup(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; every one there is by default")] = None,
+) -> None:
+    """Compile every kernel now, CPU and GPU, on all cores, into the caches, so that no later program waits for it."""
     import triops  # noqa: F401
-    from triops import _sample
+    from triops import _info, _warmup
     from triops._op import OPERATORS
 
-    samples = [s for s in _sample.all_samples() if s.scale != "network"]
+    chosen = [check_device(device)] if device else _warmup.devices()
     with _progress() as progress:
-        for sample in progress.track(samples, description="compiling"):
-            for dtype in sample.dtypes:
-                OPERATORS[sample.operator](*sample.make(dtype))
-    from triops import _info
-
-    console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
+        task = progress.add_task("compiling", total=len(chosen) * len(OPERATORS))
+        for operator, where, _ in _warmup.warm_all(chosen):
+            progress.update(task, advance=1, description=f"{operator} on {where}")
+    if "cpu" in chosen:
+        console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
+    if "cuda" in chosen:
+        console.print("compiled GPU kernels: in Triton's cache", highlight=False)
 
 
 @app.command()
