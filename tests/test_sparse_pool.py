@@ -11,6 +11,7 @@ from support import assert_same, run
 
 from triops import Rulebook, sparse_avg_pool, sparse_max_pool
 from triops.ops.sparse_conv.samples import hand_made, random_sites, sparse
+from triops.ops.sparse_pool import sparse_max_pool_from_zero
 
 PAIRS = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4], [0, 5]]), 1, 6, kernel_size=2, stride=2)
 
@@ -25,6 +26,15 @@ def test_ties_give_the_gradient_to_the_lowest_offset() -> None:
     sparse_max_pool(features, PAIRS).sum().backward()
     assert features.grad is not None
     assert features.grad.tolist() == [[1.0], [0.0], [1.0], [0.0]]
+
+
+def test_a_maximum_from_zero_is_never_below_it_and_gives_every_equal_input_the_gradient() -> None:
+    features = torch.tensor([[2.0, 0.0], [2.0, -1.0], [-1.0, -4.0], [-3.0, 5.0]], requires_grad=True)
+    out = sparse_max_pool_from_zero(features, PAIRS)
+    assert out.tolist() == [[2, 0], [0, 5]]
+    out.backward(torch.tensor([[1.0, 10.0], [100.0, 1000.0]]))
+    assert features.grad is not None
+    assert features.grad.tolist() == [[1, 10], [1, 0], [0, 0], [0, 1000]]
 
 
 def test_minus_infinity_is_a_maximum_and_nan_the_largest() -> None:

@@ -171,3 +171,28 @@ def test_merging_branches_by_replacing_sites():
     y = x.replace_feature(torch.cat([x.features, x.features]))
     y.indices = torch.cat([x.indices, x.indices + torch.tensor([0, 1, 0]).int()])
     assert len(spconv.SubMConv2d(2, 3, 3, indice_key="out")(y).features) == 2
+
+
+@pytest.mark.parametrize("subm", [False, True])
+def test_max_pooling_starts_at_0_and_gives_every_equal_input_the_gradient_as_spconv_does(subm):
+    """`triops.nn` gives the true maximum, and its gradient to the first."""
+    sites = torch.tensor([[0, 0], [0, 1], [0, 4], [0, 5]], dtype=torch.int32)
+    features = torch.tensor([[-3.0], [-1.0], [2.0], [2.0]], requires_grad=True)
+    x = spconv.SparseConvTensor(features, sites, [6], 1)
+    options = {"kernel_size": 3, "subm": True} if subm else {"kernel_size": 2, "stride": 2}
+    theirs, ours = spconv.SparseMaxPool(1, **options)(x), triops.nn.SparseMaxPool(1, **options)(x)
+    assert theirs.features.flatten().tolist() == ([0, 0, 2, 2] if subm else [0, 2])
+    assert ours.features.flatten().tolist() == ([-1, -1, 2, 2] if subm else [-1, 2])
+    (grad,) = torch.autograd.grad(theirs.features.sum(), features)
+    assert grad.flatten().tolist() == ([0, 0, 2, 2] if subm else [0, 0, 1, 1])
+    (grad,) = torch.autograd.grad(ours.features.sum(), features)
+    assert grad.flatten().tolist() == ([0, 2, 2, 0] if subm else [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
+def test_every_max_pool_of_spconvs_names_starts_at_0(dimensions):
+    sites = torch.zeros(1, 1 + dimensions, dtype=torch.int32)
+    x = spconv.SparseConvTensor(torch.tensor([[-1.0]]), sites, [2] * dimensions, 1)
+    pool = getattr(spconv, f"SparseMaxPool{dimensions}d")(2)
+    assert pool(x).features.item() == 0
+    assert type(pool) in spconv.pool.ALL_POOL_LAYERS

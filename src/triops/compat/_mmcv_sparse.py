@@ -163,23 +163,17 @@ def indice_conv_backward(
 
 
 def indice_maxpool_forward(features: Tensor, indicePairs: Tensor, indiceNum: Tensor, numAct: int) -> Tensor:
-    """mmcv's maximum starts at 0, as if every window held an empty site."""
     found = tables(indicePairs, indiceNum, features.shape[0], int(numAct), 0)
-    best: Tensor = torch.ops.triops.sparse_max_pool(features, found.gather, scatter_of(found))[0]
-    return best.clamp_(min=0)
+    best: Tensor = torch.ops.triops.sparse_max_pool_from_zero(features, found.gather, scatter_of(found))
+    return best
 
 
 def indice_maxpool_backward(
     features: Tensor, outFeatures: Tensor, outGrad: Tensor, indicePairs: Tensor, indiceNum: Tensor
 ) -> Tensor:
-    """Every input that equals the maximum of its window gets the gradient, in mmcv: so no operator of triops fits."""
     scatter = scatter_of(tables(indicePairs, indiceNum, features.shape[0], outFeatures.shape[0], 0))
-    grad = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
-    for rows in scatter:
-        output = rows.clamp(min=0)
-        wins = (rows >= 0)[:, None] & (outFeatures[output] == features)
-        grad += torch.where(wins, outGrad[output], 0)
-    return grad.to(features.dtype)
+    grad: Tensor = torch.ops.triops.sparse_max_pool_from_zero_backward(outGrad, features, outFeatures, scatter)
+    return grad
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

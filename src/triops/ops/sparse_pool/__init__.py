@@ -44,6 +44,24 @@ def sparse_max_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     return _sparse_max_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
 
 
+def sparse_max_pool_from_zero(features: Tensor, rulebook: Rulebook) -> Tensor:
+    """As `sparse_max_pool` in spconv and mmcv: a maximum that starts at 0, as if every window held an empty site.
+
+    Every input that equals the output of its window gets the gradient, equal maxima each the whole of it. For networks
+    that were trained with either; `sparse_max_pool` is the true maximum.
+
+    >>> import torch
+    >>> from triops.ops.sparse_conv import Rulebook
+    >>> from triops.ops.sparse_pool import sparse_max_pool_from_zero
+    >>> rulebook = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4]]), 1, 6, kernel_size=2, stride=2)
+    >>> sparse_max_pool_from_zero(torch.tensor([[3.0], [-1.0], [-2.0]]), rulebook)
+    tensor([[3.],
+            [0.]])
+    """
+    check_rulebook("sparse_max_pool_from_zero", rulebook)
+    return _sparse_max_pool_from_zero(features, rulebook.gather, rulebook.scatter)  # type: ignore[no-any-return]
+
+
 def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     """The mean of the features of the input sites that an output site meets: over those that exist, not over the
     volume of the kernel.
@@ -88,6 +106,10 @@ def _check_max(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
     _check_forward("sparse_max_pool", features, gather, scatter)
 
 
+def _check_from_zero(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
+    _check_forward("sparse_max_pool_from_zero", features, gather, scatter)
+
+
 def _check_avg(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
     _check_forward("sparse_avg_pool", features, gather, scatter)
 
@@ -97,6 +119,18 @@ def _check_max_backward(grad_output: Tensor, argmax: Tensor, scatter: Tensor) ->
     c.shape("grad_output", grad_output, "A", "C")
     c.shape("argmax", argmax, "A", "C")
     _check_backward(c, grad_output, scatter, "argmax", argmax)
+
+
+def _check_from_zero_backward(grad_output: Tensor, features: Tensor, output: Tensor, scatter: Tensor) -> None:
+    c = _check.Checker("sparse_max_pool_from_zero_backward")
+    c.shape("grad_output", grad_output, "A", "C")
+    c.shape("features", features, "N", "C")
+    c.shape("output", output, "A", "C")
+    c.shape("scatter", scatter, "K", "N")
+    c.dtype("grad_output", grad_output, _check.FLOATS)
+    c.same_dtype(grad_output=grad_output, features=features, output=output)
+    c.dtype("scatter", scatter, (torch.int32,))
+    c.same_device(grad_output=grad_output, features=features, output=output, scatter=scatter)
 
 
 def _check_avg_backward(grad_output: Tensor, count: Tensor, scatter: Tensor) -> None:
@@ -119,6 +153,14 @@ def _fake_max(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
+def _fake_from_zero(features: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+    return features.new_empty((gather.shape[1], features.shape[1]))
+
+
+def _fake_from_zero_backward(grad_output: Tensor, features: Tensor, output: Tensor, scatter: Tensor) -> Tensor:
+    return features.new_empty(features.shape)
+
+
 def _fake_avg(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
     outputs = gather.shape[1]
     return features.new_empty((outputs, features.shape[1])), gather.new_empty((outputs,))
@@ -136,6 +178,14 @@ def _backward_max(ctx: Any, grad: Tensor, grad_argmax: Tensor | None) -> tuple[T
     return _sparse_max_pool_backward(grad, *ctx.saved_tensors), None, None
 
 
+def _setup_from_zero(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output, inputs[2])
+
+
+def _backward_from_zero(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return _sparse_max_pool_from_zero_backward(grad, *ctx.saved_tensors), None, None
+
+
 def _backward_avg(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Tensor, None, None]:
     return _sparse_avg_pool_backward(grad, *ctx.saved_tensors), None, None
 
@@ -147,6 +197,14 @@ _sparse_max_pool_backward = _op.define(
 _sparse_max_pool = _op.define(
     reference.sparse_max_pool, check=_check_max, fake=_fake_max, setup_context=_setup_context, backward=_backward_max
 )
+_sparse_max_pool_from_zero_backward = _op.define(
+    reference.sparse_max_pool_from_zero_backward, check=_check_from_zero_backward, fake=_fake_from_zero_backward,
+    backward=_op.no_second_derivative,
+)  # fmt: skip
+_sparse_max_pool_from_zero = _op.define(
+    reference.sparse_max_pool_from_zero, check=_check_from_zero, fake=_fake_from_zero, setup_context=_setup_from_zero,
+    backward=_backward_from_zero,
+)  # fmt: skip
 _sparse_avg_pool_backward = _op.define(
     reference.sparse_avg_pool_backward, check=_check_avg_backward, fake=_fake_backward,
     backward=_op.no_second_derivative,
@@ -155,4 +213,4 @@ _sparse_avg_pool = _op.define(
     reference.sparse_avg_pool, check=_check_avg, fake=_fake_avg, setup_context=_setup_context, backward=_backward_avg
 )
 
-__all__ = ["sparse_avg_pool", "sparse_max_pool"]
+__all__ = ["sparse_avg_pool", "sparse_max_pool", "sparse_max_pool_from_zero"]

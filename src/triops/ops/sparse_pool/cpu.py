@@ -26,6 +26,19 @@ def sparse_max_pool_backward(grad_output, argmax, scatter):
     return grad
 
 
+def sparse_max_pool_from_zero(features, gather, scatter):
+    return sparse_max_pool(features, gather, scatter)[0].clamp_(min=0)
+
+
+def sparse_max_pool_from_zero_backward(grad_output, features, output, scatter):
+    grad = torch.empty(scatter.shape[1], grad_output.shape[1], dtype=grad_output.dtype)
+    _run(
+        "sparse_max_pool_from_zero_backward", "scatter", scatter, grad_output, _equals_backward, as_bits(grad_output),
+        as_bits(features), as_bits(output), as_bits(grad),
+    )  # fmt: skip
+    return grad
+
+
 def sparse_avg_pool(features, gather, scatter):
     out = torch.empty(gather.shape[1], features.shape[1], dtype=features.dtype)
     count = torch.empty(gather.shape[1], dtype=torch.int32)
@@ -87,6 +100,27 @@ def _max_backward(begin, end, table, outside, wide, source, argmax, target):
                 elif row >= 0:
                     for c in range(channels):
                         if argmax[row, c] == k:
+                            total[i - first, c] += widen(source[row, c])
+        for i in range(first, last):
+            for c in range(channels):
+                target[i, c] = narrow(total[i - first, c], target)
+
+
+@jit
+def _equals_backward(begin, end, table, outside, wide, source, features, output, target):
+    channels = source.shape[1]
+    total = np.empty((TILE, channels), wide.dtype)
+    for tile in range(begin, end):
+        first, last = tile * TILE, min((tile + 1) * TILE, table.shape[1])
+        total[:] = 0
+        for k in range(table.shape[0]):
+            for i in range(first, last):
+                row = table[k, i]
+                if row < -1 or row >= source.shape[0]:
+                    outside[0] = 1
+                elif row >= 0:
+                    for c in range(channels):
+                        if widen(output[row, c]) == widen(features[i, c]):
                             total[i - first, c] += widen(source[row, c])
         for i in range(first, last):
             for c in range(channels):

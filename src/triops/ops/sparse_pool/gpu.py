@@ -21,6 +21,19 @@ def sparse_max_pool_backward(grad_output, argmax, scatter):
     return grad
 
 
+def sparse_max_pool_from_zero(features, gather, scatter):
+    return sparse_max_pool(features, gather, scatter)[0].clamp_(min=0)
+
+
+def sparse_max_pool_from_zero_backward(grad_output, features, output, scatter):
+    grad = torch.empty((scatter.shape[1], grad_output.shape[1]), dtype=grad_output.dtype, device=grad_output.device)
+    _launch(
+        "sparse_max_pool_from_zero_backward", "scatter", _equals_backward_kernel, scatter, grad_output, grad, features,
+        output,
+    )  # fmt: skip
+    return grad
+
+
 def sparse_avg_pool(features, gather, scatter):
     out = torch.empty((gather.shape[1], features.shape[1]), dtype=features.dtype, device=features.device)
     count = torch.empty(gather.shape[1], dtype=torch.int32, device=features.device)
@@ -36,7 +49,7 @@ def sparse_avg_pool_backward(grad_output, count, scatter):
     return grad
 
 
-def _launch(operator, name, kernel, table, source, target, beside):
+def _launch(operator, name, kernel, table, source, target, *beside):
     if _check.strict():
         refuse_rows_outside(operator, name, table, source.shape[0])
     rows, channels = target.shape
@@ -46,8 +59,8 @@ def _launch(operator, name, kernel, table, source, target, beside):
     height = _gpu.block(max(1024 // width, 16), interpreted=256)
     tiles = _gpu.cdiv(rows, height)
     kernel[(tiles * _gpu.cdiv(channels, width),)](
-        table.contiguous(), source.contiguous(), target, beside.contiguous(), source.shape[0], rows, channels,
-        table.shape[0], HEIGHT=height, WIDTH=width, num_warps=4,
+        table.contiguous(), source.contiguous(), target, *(tensor.contiguous() for tensor in beside), source.shape[0],
+        rows, channels, table.shape[0], HEIGHT=height, WIDTH=width, num_warps=4,
     )  # fmt: skip
 
 
@@ -97,6 +110,26 @@ def _max_backward_kernel(
         taken = taken & (tl.load(argmax + place, mask=taken, other=-1) == k)
         total += tl.load(source + place, mask=taken, other=0.0).to(total.dtype)
     tl.store(target + row[:, None] * channels + channel[None, :], total.to(target.dtype.element_ty), mask=inside)
+
+
+@_gpu.kernel(varying=("rows",))
+def _equals_backward_kernel(
+    table, source, target, features, output, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
+):
+    row, exists, channel, inside = _tile(rows, channels, HEIGHT, WIDTH)
+    total = tl.zeros([HEIGHT, WIDTH], tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32)
+    own = row[:, None] * channels + channel[None, :]
+    feature = tl.load(features + own, mask=inside, other=0.0).to(total.dtype)
+    line = table + row
+    for _ in range(taps):
+        neighbor = tl.load(line, mask=exists, other=-1)
+        line += rows
+        neighbor = tl.where(neighbor < count, neighbor, -1)
+        valid = inside & (neighbor >= 0)[:, None]
+        place = neighbor.to(tl.int64)[:, None] * channels + channel[None, :]
+        wins = valid & (tl.load(output + place, mask=valid, other=0.0).to(total.dtype) == feature)
+        total += tl.load(source + place, mask=wins, other=0.0).to(total.dtype)
+    tl.store(target + own, total.to(target.dtype.element_ty), mask=inside)
 
 
 @_gpu.kernel(varying=("rows",))

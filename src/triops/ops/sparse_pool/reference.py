@@ -36,6 +36,26 @@ def sparse_max_pool_backward(grad_output: Tensor, argmax: Tensor, scatter: Tenso
     return grad.to(grad_output.dtype)
 
 
+def sparse_max_pool_from_zero(features: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+    """features [N, C], gather int32 [K, A] -> the maximum, but at least 0 [A, C]. Only the gradient reads `scatter`."""
+    return sparse_max_pool(features, gather, scatter)[0].clamp(min=0)
+
+
+def sparse_max_pool_from_zero_backward(
+    grad_output: Tensor, features: Tensor, output: Tensor, scatter: Tensor
+) -> Tensor:
+    """grad_output [A, C], features [N, C], output [A, C], scatter int32 [K, N] -> [N, C]: every input that equals the
+    output gets its gradient."""
+    wide = compute_dtype(grad_output.dtype)
+    grad = torch.zeros(scatter.shape[1], grad_output.shape[1], dtype=wide, device=grad_output.device)
+    name = "sparse_max_pool_from_zero_backward"
+    for rows in valid_rows(name, "scatter", scatter, grad_output.shape[0]):
+        inputs = (rows >= 0).nonzero()[:, 0]
+        outputs = rows[inputs]
+        grad[inputs] += torch.where(output[outputs] == features[inputs], grad_output[outputs].to(wide), 0)
+    return grad.to(grad_output.dtype)
+
+
 def sparse_avg_pool(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
     """features [N, C], gather int32 [K, A] -> mean over the inputs that an output meets [A, C], and their number,
     int32 [A]. An output that meets no input is 0. Only the gradient reads `scatter` [K, N]."""

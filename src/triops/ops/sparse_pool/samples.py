@@ -14,10 +14,11 @@ from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Standard, Work, bytes_of
 from triops.ops.rulebook.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold, with_gather
-from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool
+from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool, sparse_max_pool_from_zero
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
-_OPERATORS = ("sparse_max_pool", "sparse_avg_pool", "sparse_max_pool_backward", "sparse_avg_pool_backward")
+_FORWARD = ("sparse_max_pool", "sparse_max_pool_from_zero", "sparse_avg_pool")
+_OPERATORS = (*_FORWARD, *(f"{name}_backward" for name in _FORWARD))
 
 
 @cache
@@ -34,7 +35,8 @@ def _pool(operator: str, build: Build, channels: int, *, values: str = "distinct
         rows, outputs = rulebook.in_indices.shape[0], rulebook.gather.shape[1]
         if values == "distinct":  # far enough apart for a finite difference
             order = torch.randperm(rows * channels, generator=g)
-            features = (order.view(rows, channels) - rows * channels * 0.75) / max(rows * channels, 1)
+            # none is 0, where a maximum that starts there has a kink
+            features = (order.view(rows, channels) - rows * channels * 0.75 + 0.5) / max(rows * channels, 1)
         else:  # ties, and values that are not finite
             choices = torch.tensor([-1.0, 0.0, 0.0, 2.0, float("inf"), -float("inf"), float("nan")])
             features = choices[torch.randint(0, len(choices), (rows, channels), generator=g)]
@@ -42,8 +44,9 @@ def _pool(operator: str, build: Build, channels: int, *, values: str = "distinct
         if not operator.endswith("backward"):
             return features, rulebook.gather, rulebook.scatter
         forward = getattr(reference, operator.removesuffix("_backward"))
-        saved = forward(features, rulebook.gather, rulebook.scatter)[1]
-        return torch.randn(outputs, channels, generator=g).to(dtype), saved, rulebook.scatter
+        made = forward(features, rulebook.gather, rulebook.scatter)
+        saved = (features, made) if isinstance(made, Tensor) else made[1:]
+        return torch.randn(outputs, channels, generator=g).to(dtype), *saved, rulebook.scatter
 
     return make
 
@@ -105,7 +108,8 @@ def _bad_calls() -> list[BadCall]:
         ]
         return [BadCall(f"{name}: {what}", call, error, match) for what, call, error, match in calls]
 
-    return [*of("sparse_max_pool", sparse_max_pool), *of("sparse_avg_pool", sparse_avg_pool)]
+    functions = (sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool)
+    return [bad for function in functions for bad in of(function.__name__, function)]
 
 
 BAD_CALLS = _bad_calls()
@@ -115,16 +119,21 @@ STANDARD = {name: Standard(why_slower=_TABLE) for name in _OPERATORS}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:
-    table = args[2] if operator.endswith("backward") else args[1]
+    table = args[-1] if operator.endswith("backward") else args[1]
     pairs = int((table >= 0).sum())
     channels = args[0].shape[1]
     beside = channels * table.shape[1] * 4 if operator == "sparse_max_pool" else 0
-    moved = bytes_of(args[:1]) + table.shape[1] * channels * args[0].element_size() + beside + 4 * pairs
+    read = args[:-1] if operator == "sparse_max_pool_from_zero_backward" else args[:1]
+    moved = bytes_of(read) + table.shape[1] * channels * args[0].element_size() + beside + 4 * pairs
     return Work(moved, pairs * channels)
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {"sparse_max_pool": _padded_max, "sparse_avg_pool": _padded_mean}
+    found: dict[str, Callable[..., Any]] = {
+        "sparse_max_pool": _padded_max,
+        "sparse_max_pool_from_zero": lambda *args: _padded_max(*args)[0].clamp(min=0),
+        "sparse_avg_pool": _padded_mean,
+    }
     return {"torch": found[operator]} if operator in found else {}
 
 
