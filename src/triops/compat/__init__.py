@@ -1,7 +1,8 @@
 """Modules of other libraries, supplied by triops where nobody compiled or installed them.
 
-`import triops.compat.mmcv`, `.pcdet` or `.spconv` does it for the running program, `triops activate` for every program
-of this Python. Importing triops alone, or this package, changes nothing.
+`import triops.compat.mmcv`, `.pcdet`, `.bevfusion`, `.spconv`, `.torch_scatter`, `.torch_cluster` or `.pointops` does it
+for the running program, `triops activate` for every program of this Python. Importing triops alone, or this package,
+changes nothing.
 """
 
 from triops.compat._startup import activate, deactivate

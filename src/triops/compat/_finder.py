@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 CUDA_ONLY = "mmcv.ops.points_in_boxes"
 
 # Packages supplied as a whole, and the package of triops that holds their names, submodule by submodule.
-PACKAGES = {"spconv": "triops.spconv", "cumm": "triops.spconv.cumm"}
+PACKAGES = {
+    "spconv": "triops.spconv",
+    "cumm": "triops.spconv.cumm",
+    "torch_scatter": "triops.compat.torch_scatter",
+    "torch_cluster": "triops.compat.torch_cluster",
+}
 LIBRARIES = ("mmcv", "pcdet", "bevfusion", "pointops", *PACKAGES)
 
 
