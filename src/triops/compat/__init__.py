@@ -1,7 +1,7 @@
 """Modules of other libraries, supplied by triops where nobody compiled or installed them.
 
-`import triops.compat.mmcv`, `.pcdet`, `.bevfusion`, `.spconv`, `.torch_scatter`, `.torch_cluster` or `.pointops` does it
-for the running program, `triops activate` for every program of this Python. Importing triops alone, or this package,
+`import triops.compat.mmcv` (or `.pcdet`, `.bevfusion`, `.spconv`, `.torch_scatter`, `.torch_cluster`, `.pointops`) does
+it for the running program, `triops activate` for every program of this Python. Importing triops alone, or this package,
 changes nothing.
 """
 
