@@ -268,7 +268,7 @@ def test_paths_that_small_samples_do_not_reach(backend: str, monkeypatch: Any) -
         pytest.skip("of the GPU launcher")
     from triops.ops.border_align import gpu
 
-    for name in ("SECOND_LEVEL_CACHE", "MANY_BOXES", "BYTE_STEPS", "SCRATCH", "WIDE"):
+    for name in ("SECOND_LEVEL_CACHE", "MANY_BOXES", "BYTE_STEPS", "SCRATCH", "NEEDS_INT64"):
         monkeypatch.setattr(gpu, name, 0)
     monkeypatch.setattr(gpu, "BINS", 4)
     for sample in samples.SAMPLES:

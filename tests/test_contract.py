@@ -166,6 +166,8 @@ def test_every_operator_has_samples_of_each_scale_and_bad_calls(operator: str) -
     assert scales == {"network", "general", "boundary"}
     module = _sample.module_of(OPERATORS[operator])
     assert module.BAD_CALLS
+    if "gpu" in OPERATORS[operator].backends:
+        assert operator in {s.operator for s in module.SIZED}, "its calls with any counts, see _sample.Sized"
     sample = one_small_sample(operator)
     work = module.work(operator, sample.make(torch.float32))
     assert work.bytes > 0

@@ -3,6 +3,7 @@
 Each operator folder has a `samples.py` with
     SAMPLES    list of Sample
     BAD_CALLS  list of BadCall
+    SIZED      list of Sized, at least one for each operator with a GPU kernel
     work(operator, args) -> Work             what a call must at least move and compute
     baselines(operator) -> dict[str, fn]     what else computes the same: plain torch, installed peers
 and, where the usual standard does not fit, STANDARD: dict from operator to Standard; where an output holds places that
@@ -36,6 +37,22 @@ class Sample:
     gradcheck: bool = False  # small, and away from the places where the derivative jumps
     demo: bool = False  # shown by `triops demo`
     gpu_only: bool = False  # too large for a CPU: left out where there is no GPU
+
+    def __str__(self) -> str:
+        return f"{self.operator}[{self.name}]"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Calls of one operator that differ in their counts alone: what a network fixes, such as channels, stays.
+
+    No call after the first of a dtype may compile a GPU kernel. `make(draw)` is the `make` of a sample, with every
+    count drawn: `draw(n)` is one from 1 to n.
+    """
+
+    operator: str
+    name: str
+    make: Callable[[Callable[[int], int]], Callable[[torch.dtype], tuple[Any, ...]]]
 
     def __str__(self) -> str:
         return f"{self.operator}[{self.name}]"
@@ -100,6 +117,10 @@ def all_samples() -> list[Sample]:
     return [
         sample for module in modules() for sample in module.SAMPLES if torch.cuda.is_available() or not sample.gpu_only
     ]
+
+
+def all_sized() -> list[Sized]:
+    return [sized for module in modules() for sized in getattr(module, "SIZED", [])]
 
 
 def all_bad_calls() -> list[BadCall]:

@@ -1,5 +1,25 @@
-"""What GPU kernels share: launches, arithmetic, scans across blocks, the site hash, pinned counters."""
+"""What GPU kernels share: launches, arithmetic, loads, scans across blocks, the site hash, pinned counters."""
 
-from triops._gpu.launch import INTERPRETED, Kernel, bits_of, block, cdiv, kernel, next_power_of_2
+from triops._gpu.launch import (
+    INTERPRETED,
+    Kernel,
+    bits_of,
+    block,
+    cdiv,
+    compile_once,
+    compiling,
+    kernel,
+    next_power_of_2,
+)
 
-__all__ = ["INTERPRETED", "Kernel", "bits_of", "block", "cdiv", "kernel", "next_power_of_2"]
+__all__ = [
+    "INTERPRETED",
+    "Kernel",
+    "bits_of",
+    "block",
+    "cdiv",
+    "compile_once",
+    "compiling",
+    "kernel",
+    "next_power_of_2",
+]

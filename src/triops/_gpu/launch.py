@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, overload
 
@@ -23,16 +26,31 @@ class Kernel:
 
     Triton analyses every argument at every launch, which costs more host time than the launch. Here the
     compiled kernel is kept by what the analysis can depend on: dtype and alignment of tensors, and for
-    integers whether they are 1, a multiple of 16, or beyond 32 bits. Constants go by keyword, in order.
+    integers whether they need 64 bits. Of those named in `specialize`, also whether they are 1 or a multiple of 16.
+    Constants go by keyword, in order.
     """
 
-    def __init__(self, function: Callable[..., Any], varying: Sequence[str] = ()) -> None:
-        self.jit = triton.jit(function, do_not_specialize=list(varying))
+    def __init__(self, function: Callable[..., Any], specialize: Sequence[str] = ()) -> None:
+        self.function = function
+        self.parameters = list(inspect.signature(function).parameters)
+        unknown = set(specialize).difference(self.parameters)
+        if unknown:
+            raise ValueError(f"{function.__name__} has no parameter {', '.join(sorted(unknown))} to specialize on")
+        self.specialized = [name in specialize for name in self.parameters]
+        self.jit: Any = None
         self.bound: dict[Any, Callable[..., None]] = {}
 
+    def jit_for(self, args: Sequence[Any]) -> Any:
+        """Triton's own function. It is made at the first launch, which shows which arguments are integers."""
+        if self.jit is None:
+            given = zip(self.parameters, self.specialized, args, strict=False)
+            counts = [name for name, specialized, a in given if type(a) is int and not specialized]
+            self.jit = triton.jit(self.function, do_not_specialize=counts)
+        return self.jit
+
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        if not fast_launches:
-            return self.jit[grid]  # type: ignore[no-any-return]
+        if not fast_launches or _state.compiling:
+            return lambda *args, **options: self.run(grid, args, options)
 
         def launch(*args: Any, **options: Any) -> None:
             key = tuple(options.values())
@@ -43,18 +61,23 @@ class Kernel:
 
         return launch
 
+    def run(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Launch by Triton's own path, or inside of `compiling()` compile only. -> the compiled kernel"""
+        jit = self.jit_for(args)
+        return jit.warmup(*args, grid=grid, **options) if _state.compiling else jit[grid](*args, **options)
+
     def bind(self, *last: int, **options: Any) -> Callable[..., None]:
         """`bound(grid, *args)`, for a launcher whose last arguments, constants and options are ever the same."""
         if not fast_launches:
-            return lambda grid, *args: self.jit[grid](*args, *last, **options)
+            return lambda grid, *args: self.run(grid, (*args, *last), options)
         compiled: dict[Any, Any] = {}
 
         def launch(grid: tuple[int, ...], *args: Any) -> None:
             device = driver.active.get_current_device()
             seen, passed = [device], []
-            for a in args:
+            for a, specialized in zip(args, self.specialized, strict=False):
                 if type(a) is int:
-                    seen.append(_integer_class(a))
+                    seen.append(_integer_class(a) if specialized else LOWEST_INT32 <= a <= HIGHEST_INT32)
                     passed.append(a)
                 else:  # an address goes through faster than a tensor, which Triton would ask the driver about
                     address = a.data_ptr()
@@ -63,9 +86,9 @@ class Kernel:
                     passed.append(address)
             key = tuple(seen)
             found = compiled.get(key)
-            if found is None:
-                kernel = self.jit[grid](*args, *last, **options)
-                constants = [options[name] for name in self.jit.arg_names[len(args) + len(last) :]]
+            if found is None or _state.compiling:
+                kernel = self.run(grid, (*args, *last), options)
+                constants = [options[name] for name in self.parameters[len(args) + len(last) :]]
                 compiled[key] = kernel, (*last, *constants)
                 return
             kernel, rest = found
@@ -78,24 +101,65 @@ class Kernel:
         return launch
 
 
+LOWEST_INT32, HIGHEST_INT32 = -(2**31), 2**31 - 1
+
+
 @lru_cache(maxsize=4096)
 def _integer_class(value: int) -> int:
-    return (value & 15 == 0) + 2 * (value == 1) + 4 * (not -(2**31) <= value < 2**31)
+    return (value & 15 == 0) + 2 * (value == 1) + 4 * (not LOWEST_INT32 <= value <= HIGHEST_INT32)
 
 
 @overload
 def kernel(function: Callable[..., Any]) -> Kernel: ...
 @overload
-def kernel(*, varying: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
-def kernel(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = ()) -> Any:
+def kernel(*, specialize: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(function: Callable[..., Any] | None = None, *, specialize: Sequence[str] = ()) -> Any:
     """Decorator of kernels that a launcher launches; helpers called inside kernels use `triton.jit`.
 
-    varying: integers that differ from call to call, such as the number of sites. Triton compiles a kernel anew for
-    an integer that is 1 or a multiple of 16, and a training loop would stumble over each combination once.
+    Counts must not specialise a kernel: Triton would compile it anew for an integer that is 1 or a multiple of 16, and
+    a training loop would stall once for each combination. So no integer does, except those in `specialize`.
+
+    specialize: integers that a network fixes, such as channels, where wide loads depend on a multiple of 16. One that
+    is 1 becomes a constant inside: cast it with `tl.cast`, not with `.to`.
     """
     if function is None:
-        return lambda f: Kernel(f, varying)
+        return lambda f: Kernel(f, specialize)
     return Kernel(function)
+
+
+class _State(threading.local):
+    compiling = False
+
+
+_state = _State()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Inside this block the launches of this thread compile their kernels and launch nothing."""
+    before, _state.compiling = _state.compiling, True
+    try:
+        yield
+    finally:
+        _state.compiling = before
+
+
+_ready: set[Any] = set()
+
+
+def compile_once(key: Hashable, launch_all: Callable[[], Any]) -> None:
+    """Where a size decides between kernels, the first call of a kind compiles them all.
+
+    key: what else decides over the kernels, such as dtypes and options.
+    launch_all: launches all of them, with the arguments at hand, and does not look at the results.
+    """
+    if INTERPRETED:
+        return
+    known = driver.active.get_current_device(), key
+    if known not in _ready:
+        _ready.add(known)
+        with compiling():
+            launch_all()
 
 
 def block(size: int, *, interpreted: int) -> int:
@@ -106,7 +170,7 @@ def block(size: int, *, interpreted: int) -> int:
 def bits_of(value: float) -> int:
     """A float64 as an integer argument: Triton would round a float argument to float32."""
     bits: int = struct.unpack("q", struct.pack("d", value))[0]
-    return 0 if bits == 1 else bits  # Triton turns an argument of 1 into a constant without a dtype; 5e-324 is 0
+    return bits
 
 
 def cdiv(a: int, b: int) -> int:

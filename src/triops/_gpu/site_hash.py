@@ -29,41 +29,46 @@ class SiteHash:
         payload = word - 2 * halo
         self.words = -(-shape[3] // payload)
         wide = batch_size * shape[0] * shape[1] * shape[2] * self.words >= 2**31 - 1
-        # A site claims its word and at most one beside it; one slot more, and every search ends.
-        bits = self.count.bit_length() + 1
+        # A site claims its word and at most one beside it; one slot more, and every search ends. `_capacity` needs 4.
+        bits = self.bits = max(self.count.bit_length() + 1, 4)
         self.start = (2 + wide) << bits  # of what follows table and masks, in int32
         self.zeros = torch.zeros((self.start >> 1) + 1 + ((spare + 1) >> 1), dtype=torch.int64, device=indices.device)
         self.zeros32 = self.zeros.view(torch.int32)
         self.scratch = torch.empty((word << bits) + self.count, dtype=torch.int32, device=indices.device)
         self.constants = {
-            "D": indices.shape[1] - 1, "HALO": halo, "PAYLOAD": payload, "WORD": word, "BITS": bits, "WIDE": wide,
+            "D": indices.shape[1] - 1, "HALO": halo, "PAYLOAD": payload, "WORD": word, "WIDE": wide,
         }  # fmt: skip
 
     def insert(self, copy=None):
         """Fill it; `copy` takes the sites as they are."""
         _insert_kernel[(cdiv(self.count, INSERT_BLOCK),)](
             self.indices, self.indices if copy is None else copy, self.zeros, self.zeros32, self.scratch,
-            self.count, self.batch_size, *self.shape, self.words,
+            self.bits, self.count, self.batch_size, *self.shape, self.words,
             COPY=copy is not None, ROLES=2 if self.constants["HALO"] else 1,
             COLUMNS=next_power_of_2(1 + self.constants["D"]), BLOCK=INSERT_BLOCK, num_warps=INSERT_WARPS,
             **self.constants,
         )  # fmt: skip
         _settle_kernel[(cdiv(self.count, 1024),)](
-            self.indices, self.zeros, self.zeros32, self.scratch, self.count, self.batch_size, *self.shape, self.words,
-            BLOCK=1024, num_warps=4, **self.constants,
+            self.indices, self.zeros, self.zeros32, self.scratch, self.bits, self.count, self.batch_size, *self.shape,
+            self.words, BLOCK=1024, num_warps=4, **self.constants,
         )  # fmt: skip
 
 
 @triton.jit
-def parts(zeros32, scratch, BITS: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr):
+def _capacity(bits):
+    """Slots, 2 ** bits, in a form that shows the compiler a multiple of 16: what lies behind them is then aligned."""
+    return (tl.full((), 1, tl.int32) << (bits - 4)) * 16
+
+
+@triton.jit
+def parts(zeros32, scratch, bits, WORD: tl.constexpr, WIDE: tl.constexpr):
     """-> masks, repeats, rows, home: where they begin in the buffers of a SiteHash."""
-    CAPACITY: tl.constexpr = 1 << BITS
-    SLOTS: tl.constexpr = WORD << BITS
-    masks = zeros32 + 2 * CAPACITY
+    capacity = _capacity(bits).to(tl.int64)
+    masks = zeros32 + 2 * capacity
     repeats = masks
     if WIDE:
-        repeats = masks + CAPACITY
-    return masks, repeats, scratch, scratch + SLOTS
+        repeats = masks + capacity
+    return masks, repeats, scratch, scratch + WORD * capacity
 
 
 @triton.jit
@@ -94,7 +99,7 @@ def word_key(b, t, z, y, T, Z, Y, words, word, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _probe(key, BITS: tl.constexpr, WIDE: tl.constexpr):
+def _probe(key, bits, WIDE: tl.constexpr):
     """First slot, and an odd step: a block waits for its longest chain, and linear probing doubles that."""
     h = key.to(tl.uint32)
     if WIDE:
@@ -103,7 +108,7 @@ def _probe(key, BITS: tl.constexpr, WIDE: tl.constexpr):
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    return (h >> (32 - BITS)).to(tl.int32), ((h & 1023) | 1).to(tl.int32)
+    return (h >> (32 - bits).to(tl.uint32)).to(tl.int32), ((h & 1023) | 1).to(tl.int32)
 
 
 @triton.jit
@@ -133,14 +138,13 @@ def _beside(key, place, word, words, HALO: tl.constexpr, PAYLOAD: tl.constexpr):
     return there, key, tl.where(left, place + (PAYLOAD + HALO), place - (PAYLOAD - HALO))
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel
 def _insert_kernel(
-    indices, copy, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
+    indices, copy, zeros, zeros32, scratch, bits, count, batch, T, Z, Y, X, words,
     COPY: tl.constexpr, ROLES: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-    D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr, BITS: tl.constexpr,
-    WIDE: tl.constexpr,
+    D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
@@ -163,7 +167,7 @@ def _insert_kernel(
     entry = key64
     if not WIDE:
         entry = (key64 << 32) | one
-    slot, step = _probe(key, BITS, WIDE)
+    slot, step = _probe(key, bits, WIDE)
     pending = claimed
     shared = claimed & (key < 0)  # the word was there already
     while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
@@ -171,7 +175,7 @@ def _insert_kernel(
         same = (old if WIDE else old >> 32) == key64
         shared = shared | (pending & same)
         pending = pending & (old != 0) & (same == 0)
-        slot = tl.where(pending, (slot + step) & ((1 << BITS) - 1), slot)
+        slot = tl.where(pending, (slot + step) & (_capacity(bits) - 1), slot)
     row = i[None, :] + tl.zeros_like(slot)
     tl.store(rows + (slot.to(tl.int64) * WORD + bit), row, mask=claimed)
     tl.store(home + row, tl.where(claimed, slot, -1), mask=valid[None, :] & (role == 0))
@@ -187,28 +191,28 @@ def _insert_kernel(
 
 
 @triton.jit
-def find(table, masks, key, wanted, BITS: tl.constexpr, WIDE: tl.constexpr):
+def find(table, masks, key, wanted, bits, WIDE: tl.constexpr):
     """-> slot, and the bits of the word; 0 where it is not there"""
-    slot, step = _probe(key, BITS, WIDE)
+    slot, step = _probe(key, bits, WIDE)
     key64 = key.to(tl.int64)
     value = tl.load(table + slot, mask=wanted, other=0)
     pending = (value != 0) & ((value if WIDE else value >> 32) != key64)
     while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
-        slot = tl.where(pending, (slot + step) & ((1 << BITS) - 1), slot)
+        slot = tl.where(pending, (slot + step) & (_capacity(bits) - 1), slot)
         value = tl.where(pending, tl.load(table + slot, mask=pending, other=0), value)
         pending = (value != 0) & ((value if WIDE else value >> 32) != key64)
-    bits = tl.load(masks + slot, mask=value != 0, other=0) if WIDE else value.to(tl.int32)
-    return slot, bits.to(tl.uint32, bitcast=True)
+    present = tl.load(masks + slot, mask=value != 0, other=0) if WIDE else value.to(tl.int32)
+    return slot, present.to(tl.uint32, bitcast=True)
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel
 def _settle_kernel(
-    indices, zeros, zeros32, scratch, count, batch, T, Z, Y, X, words,
+    indices, zeros, zeros32, scratch, bits, count, batch, T, Z, Y, X, words,
     BLOCK: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr,
-    BITS: tl.constexpr, WIDE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Where several rows share a site, whichever came last stands in `rows`: put the lowest there."""
-    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
     if tl.load(repeats) > 0:
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         valid = i < count
@@ -222,5 +226,5 @@ def _settle_kernel(
             key = word_key(b, t, z, y, T, Z, Y, words, word, WIDE)
             there, key, bit = _beside(key, place, word, words, HALO, PAYLOAD)
             there = (there & active)[None, :]
-            beside, _ = find(zeros, masks, key[None, :], there, BITS, WIDE)
+            beside, _ = find(zeros, masks, key[None, :], there, bits, WIDE)
             tl.atomic_min(rows + (beside.to(tl.int64) * WORD + bit[None, :]), i[None, :], mask=there, sem="relaxed")

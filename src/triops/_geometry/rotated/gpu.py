@@ -30,9 +30,9 @@ def make_frames(first, second, clockwise, margin, order=None):
     return frames
 
 
-@_gpu.kernel(varying=("count", "total"))
+@_gpu.kernel
 def _frames_kernel(
-    first, second, order, frames, count, total, margin_bits,
+    first, second, order, frames, count, total, margin_bits: tl.int64,
     CLOCKWISE: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
@@ -55,7 +55,7 @@ def _frames_kernel(
     reach_x = (half_x + grow) * tl.abs(cos) + (half_y + grow) * tl.abs(sin)
     reach_y = (half_x + grow) * tl.abs(sin) + (half_y + grow) * tl.abs(cos)
     out, inside = frames + i, i < total
-    step = tl.full((), 0, tl.int64) + total  # `total` may be a constant, which Triton makes of 1
+    step = total.to(tl.int64)
     tl.store(out, x, inside)
     tl.store(out + step, y, inside)
     tl.store(out + 2 * step, half_x, inside)
@@ -76,7 +76,7 @@ def _field(row, other, FIELD: tl.constexpr, in_first, in_second, REAL: tl.conste
 @triton.jit
 def load_reach(frames, i, mask, total):
     """Centre and reach of rectangles `i`; where masked off, of one that meets no other."""
-    step = tl.full((), 0, tl.int64) + total  # `total` may be a constant, which Triton makes of 1
+    step = total.to(tl.int64)
     field = frames + i
     x = tl.load(field, mask, 0.0)
     y = tl.load(field + step, mask, 0.0)
@@ -88,7 +88,7 @@ def load_reach(frames, i, mask, total):
 @triton.jit
 def load_shape(frames, i, mask, total):
     """Half sizes, cosine, sine and area of rectangles `i`."""
-    step = tl.full((), 0, tl.int64) + total  # `total` may be a constant, which Triton makes of 1
+    step = total.to(tl.int64)
     field = frames + i
     half_x = tl.load(field + 2 * step, mask, 0.0)
     half_y = tl.load(field + 3 * step, mask, 0.0)

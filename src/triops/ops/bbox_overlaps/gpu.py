@@ -4,8 +4,6 @@ The gradient takes two launches of one kernel, once for each set of boxes: every
 sums for, so there are no atomics and every run gives the same bits.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -44,22 +42,23 @@ def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
     boxes1, stride1 = _batches(bboxes1, shape[:-2])
     boxes2, stride2 = _batches(bboxes2, shape[:-2])
     half = out.element_size() == 2
-    if half:
-        # The compiler sees by the unit that rows start aligned, and stores 16 bytes at a time.
-        unit, hidden = math.gcd(count2, 16), 0
-        if boxes2.data_ptr() % 8:  # a view into a larger tensor; a box is read as 8 bytes
-            boxes2 = boxes2.clone()
-    else:
-        # A box in one load leaves neighbouring columns with neighbouring threads. They store one by one, coalesced;
-        # 16 bytes at a time would need every row rearranged. So the compiler must not see that rows start aligned.
-        unit, hidden = 1, 1
-    rows, columns, warps = _tile(total, count2, half)
-    row_tiles, column_tiles = -(-count1 // rows), -(-count2 // columns)
-    _overlaps_kernel[(total // (count1 * count2) * row_tiles * column_tiles,)](
-        boxes1, boxes2, out, stride1, stride2, count1, count2 // unit + hidden, row_tiles, column_tiles,
-        UNIT=unit, HIDDEN=hidden, IOF=mode == "iof", OFFSET=offset, ROWS=rows, COLUMNS=columns,
-        num_warps=warps, enable_fp_fusion=False,
-    )  # fmt: skip
+    if half and boxes2.data_ptr() % 8:  # a view into a larger tensor; a box is read as 8 bytes
+        boxes2 = boxes2.clone()
+
+    def launch(rows, columns, warps, unit):
+        row_tiles, column_tiles = -(-count1 // rows), -(-count2 // columns)
+        _overlaps_kernel[(total // (count1 * count2) * row_tiles * column_tiles,)](
+            boxes1, boxes2, out, stride1, stride2, count1, count2 // unit, rows, row_tiles, column_tiles,
+            UNIT=unit, IOF=mode == "iof", OFFSET=offset, COLUMNS=columns, num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def launch_all():
+        for tile in _tiles(half):
+            for unit in (8, 1) if half else (1,):
+                launch(*tile, unit)
+
+    _gpu.compile_once(("bbox_overlaps", out.dtype, mode, offset), launch_all)
+    launch(*_tile(total, count2, half), 8 if half and count2 % 8 == 0 else 1)
     return out
 
 
@@ -79,19 +78,29 @@ def bbox_overlaps_backward(grad, bboxes1, bboxes2, mode, aligned, offset):
         lead, (count1, count2) = grad.shape[:-2], grad.shape[-2:]
         grad = grad.reshape(-1, count1, count2)
         boxes1, boxes2 = _batches(bboxes1, lead), _batches(bboxes2, lead)
-        by_batch, by_row, by_column = grad.stride()
-        grad1 = _gradient(
-            grad, boxes1, boxes2, (by_batch, by_row, by_column), count1, count2, 0 if mode == "iof" else 2, offset
-        )
-        grad2 = _gradient(
-            grad, boxes2, boxes1, (by_batch, by_column, by_row), count2, count1, 1 if mode == "iof" else 2, offset
-        )
+        axis1, axis2 = (2, 1) if grad.is_contiguous() else (1, 2) if grad.mT.is_contiguous() else (0, 0)
+        area1, area2 = (0, 1) if mode == "iof" else (2, 2)
+
+        def launch(unit):
+            return (
+                _gradient(grad, axis1, unit, boxes1, boxes2, count1, count2, area1, offset),
+                _gradient(grad.mT, axis2, unit, boxes2, boxes1, count2, count1, area2, offset),
+            )
+
+        key = "bbox_overlaps_backward", grad.dtype, mode, offset, axis1
+        _gpu.compile_once(key, lambda: (launch(1), axis1 and launch(8)))
+        row = {0: 1, 1: count1, 2: count2}[axis1]
+        grad1, grad2 = launch(8 if axis1 and row % 8 == 0 else 1)
         grad1, grad2 = grad1.view(*lead, count1, 4), grad2.view(*lead, count2, 4)
     return tuple(g.sum_to_size(b.shape).to(b.dtype).contiguous() for g, b in ((grad1, bboxes1), (grad2, bboxes2)))
 
 
-def _gradient(grad, own, others, strides, own_count, other_count, area, offset):
-    """The gradient of one set, [B, own_count, 4]. `area`: whose area is the base: 0 own, 1 the other's, 2 both."""
+def _gradient(grad, axis, unit, own, others, own_count, other_count, area, offset):
+    """The gradient of one set, [B, own_count, 4]. `area`: whose area is the base: 0 own, 1 the other's, 2 both.
+
+    axis: of grad [B, own_count, other_count], in whose memory it comes last, 0 if it has none; its size is a multiple
+    of `unit`.
+    """
     batch = grad.shape[0]
     own_tiles = _gpu.cdiv(own_count, BACKWARD_OWN)
     other_tiles = _gpu.cdiv(other_count, BACKWARD_OTHERS)
@@ -99,30 +108,37 @@ def _gradient(grad, own, others, strides, own_count, other_count, area, offset):
     share = _gpu.cdiv(other_tiles, parts) * BACKWARD_OTHERS
     out = torch.empty((parts, batch, own_count, 4), dtype=compute_dtype(grad.dtype), device=grad.device)
     _backward_kernel[(parts * batch * own_tiles,)](
-        grad, own[0], others[0], out, own[1], others[1], *strides, batch, own_count, other_count, own_tiles, share,
-        AREA=area, OFFSET=offset, OWN=BACKWARD_OWN, OTHERS=BACKWARD_OTHERS,
+        grad, own[0], others[0], out, own[1], others[1], *grad.stride(), batch,
+        own_count // (unit if axis == 1 else 1), other_count // (unit if axis == 2 else 1), own_tiles, share,
+        AXIS=axis, UNIT=unit, AREA=area, OFFSET=offset, OWN=BACKWARD_OWN, OTHERS=BACKWARD_OTHERS,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 
 
 def _batches(bboxes, lead):
-    """[B, rows, 4] in one piece, and how many elements lie between batches: 0 where all share one."""
+    """[B, rows, 4] in one piece, and how many boxes lie between batches: 0 where all share one."""
     if bboxes.dim() == 2:
         return bboxes.contiguous(), 0
     bboxes = batches(bboxes, lead).contiguous()
-    return bboxes, bboxes.stride(0) if bboxes.shape[0] > 1 else 0
+    return bboxes, bboxes.shape[1] if bboxes.shape[0] > 1 else 0
 
 
 def _tile(total, count2, half):
-    """Rows and columns of a program, and its warps, as measured on an H200."""
+    """Rows and columns of a program, and its warps, as measured on an H200. Rows are not compiled in."""
     if _gpu.INTERPRETED:
         return 64, 1024, 1
+    narrow, wide = _tiles(half)
     if count2 <= 256:
-        return 16, 256, 1
+        return narrow
     if total < 10**8:  # many programs to fill the GPU
-        return (16, 512, 1) if half else (8, 512, 2)
-    return (64, 512, 1) if half else (32, 256, 1)  # many rows to make the columns' loads worth it
+        return wide
+    return (64, *wide[1:]) if half else (32, *narrow[1:])  # many rows to make the columns' loads worth it
+
+
+def _tiles(half):
+    """A tile for each kernel that `_tile` can choose."""
+    return (16, 256, 1), (16, 512, 1) if half else (8, 512, 2)
 
 
 @triton.jit
@@ -198,14 +214,19 @@ def _overlap(
 
 @_gpu.kernel
 def _overlaps_kernel(
-    boxes1, boxes2, out, stride1, stride2, count1, packed_count2, row_tiles, column_tiles,
-    UNIT: tl.constexpr, HIDDEN: tl.constexpr, IOF: tl.constexpr, OFFSET: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    boxes1, boxes2, out, stride1, stride2, count1, units2, rows, row_tiles, column_tiles,
+    UNIT: tl.constexpr, IOF: tl.constexpr, OFFSET: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """`rows` boxes of the first set against COLUMNS of the second, of which there are `units2 * UNIT`.
+
+    By a UNIT of 8 the compiler sees that the rows of a half type start aligned, and stores 16 bytes at a time. A wider
+    type has a unit of 1: there a box in one load leaves neighbouring columns with neighbouring threads, which store
+    one by one, coalesced; 16 bytes at a time would need every row rearranged.
+    """
     REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
     EXACT: tl.constexpr = out.dtype.element_ty == REAL
     OFFSET_Y: tl.constexpr = OFFSET * Y_UNIT
-    count2 = packed_count2 * UNIT - HIDDEN
+    count2 = units2 * UNIT
     tile = tl.program_id(0)
     row_tile = tile % row_tiles
     column_tile = tile // row_tiles % column_tiles
@@ -213,16 +234,16 @@ def _overlaps_kernel(
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < count2
     if EXACT:
-        x1, y1, x2, y2 = _load_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside, REAL)
+        x1, y1, x2, y2 = _load_boxes(boxes2 + batch * stride2 * 4, columns.to(tl.int64), inside, REAL)
     else:
-        x1, y1, x2, y2 = _load_half_boxes(boxes2 + batch * stride2, columns.to(tl.int64), inside)
+        x1, y1, x2, y2 = _load_half_boxes(boxes2 + batch * stride2 * 4, columns.to(tl.int64), inside)
     y1, y2 = y1 * Y_UNIT, y2 * Y_UNIT
     # What a second box adds to the denominator.
     weight = _zero(x1, y1, x2, y2) if IOF else _area(x1, y1, x2, y2, OFFSET, OFFSET_Y)
-    first = row_tile * ROWS
-    box = boxes1 + batch * stride1 + first.to(tl.int64) * 4
+    first = row_tile * rows
+    box = boxes1 + (batch * stride1 + first) * 4
     row = out + (batch * count1 + first) * count2
-    for _ in range(first, tl.minimum(first + ROWS, count1)):
+    for _ in range(first, tl.minimum(first + rows, count1)):
         a, b, c, d = tl.load(box), tl.load(box + 1), tl.load(box + 2), tl.load(box + 3)
         a, b, c, d = a.to(REAL), b.to(REAL) * Y_UNIT, c.to(REAL), d.to(REAL) * Y_UNIT
         area = _area(a, b, c, d, OFFSET, OFFSET_Y)
@@ -302,16 +323,26 @@ def _store_gradient(out, i, mask, x1, y1, x2, y2):
 def _backward_kernel(
     grad, own, others, out, own_stride, other_stride, by_batch, by_own, by_other,
     batches, own_count, other_count, own_tiles, share,
-    AREA: tl.constexpr, OFFSET: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
+    AXIS: tl.constexpr, UNIT: tl.constexpr, AREA: tl.constexpr, OFFSET: tl.constexpr,
+    OWN: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """A program sums for OWN boxes over a share of the others; AREA as in `_gradient`."""
+    """A program sums for OWN boxes over a share of the others; AXIS and AREA as in `_gradient`.
+
+    The size of the axis comes in units: by a UNIT of 8 the compiler sees that its rows start aligned.
+    """
     REAL: tl.constexpr = out.dtype.element_ty
+    if AXIS == 1:
+        own_count = own_count * UNIT
+        by_own, by_other, by_batch = 1, own_count, own_count.to(tl.int64) * other_count
+    elif AXIS == 2:
+        other_count = other_count * UNIT
+        by_own, by_other, by_batch = other_count, 1, own_count.to(tl.int64) * other_count
     tile = tl.program_id(0)
     part = (tile // own_tiles // batches).to(tl.int64)
     batch = (tile // own_tiles % batches).to(tl.int64)
     i = (tile % own_tiles).to(tl.int64) * OWN + tl.arange(0, OWN)
     own_inside = i < own_count
-    x1, y1, x2, y2 = _load_boxes(own + batch * own_stride, i, own_inside, REAL)
+    x1, y1, x2, y2 = _load_boxes(own + batch * own_stride * 4, i, own_inside, REAL)
     width, height = _side(x1, x2, OFFSET)[:, None], _side(y1, y2, OFFSET)[:, None]
     sum_x1 = tl.zeros((OWN, OTHERS), REAL)
     sum_y1 = tl.zeros((OWN, OTHERS), REAL)
@@ -321,7 +352,7 @@ def _backward_kernel(
         j = start + tl.arange(0, OTHERS)
         inside = own_inside[:, None] & (j < other_count)[None, :]
         slope = tl.load(grad + batch * by_batch + i[:, None] * by_own + j[None, :] * by_other, inside, 0.0).to(REAL)
-        a, b, c, d = _load_boxes(others + batch * other_stride, j, j < other_count, REAL)
+        a, b, c, d = _load_boxes(others + batch * other_stride * 4, j, j < other_count, REAL)
         a, b, c, d = a[None, :], b[None, :], c[None, :], d[None, :]
         by_width, by_height, by_area = _slopes(
             slope, x1[:, None], y1[:, None], x2[:, None], y2[:, None], a, b, c, d, AREA, OFFSET

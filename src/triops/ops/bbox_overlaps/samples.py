@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops._op import OPERATORS
-from triops._sample import BadCall, Sample, Standard, Work
+from triops._sample import BadCall, Sample, Sized, Standard, Work
 from triops.ops.bbox_overlaps import bbox_overlaps
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -155,6 +155,16 @@ SAMPLES = [
     *_FORWARD,
     *(_with_gradient(s) for s in _FORWARD if s.scale != "network" or s.name in _BACKWARD_NETWORK),
 ]
+
+
+SIZED = [
+    Sized("bbox_overlaps", "batches", lambda draw: _random((draw(3), draw(1500)), (1, draw(1500)))),
+    Sized("bbox_overlaps", "aligned", lambda draw: _random((n := draw(9000),), (n,), "iof", aligned=True)),
+    Sized("bbox_overlaps_backward", "batches", lambda draw: _with_gradient(
+        Sample("", "", _random((draw(3), draw(900)), (draw(900),)))).make),
+    Sized("bbox_overlaps_backward", "aligned", lambda draw: _with_gradient(
+        Sample("", "", _random((n := draw(9000),), (n,), aligned=True))).make),
+]  # fmt: skip
 
 
 def _bad(what: str, error: type[Exception], match: str, *args: Any, **options: Any) -> BadCall:

@@ -108,7 +108,7 @@ def _cell_at(cells, order, j, points, num_cells):
     return tl.where(known, cell, 0).to(tl.int32), known
 
 
-@_gpu.kernel(varying=["points", "num_cells", "depths", "pixels"])
+@_gpu.kernel(specialize=("channels",))
 def _pool_kernel(
     features, weights, cells, order, starts, parts, out, points, num_cells, channels, depths, pixels,
     WEIGHTED: tl.constexpr, POINTS: tl.constexpr, STEP: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
@@ -175,7 +175,7 @@ def _add_parts(parts, out, cell, block, last, channel, channels):
     _store_row(out, cell.to(tl.int64), channel, channels, total)
 
 
-@_gpu.kernel(varying=["points", "num_cells"])
+@_gpu.kernel(specialize=("channels",))
 def _join_kernel(
     cells, order, starts, parts, out, points, num_cells, channels,
     POINTS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
@@ -195,7 +195,7 @@ def _join_kernel(
                 _add_parts(parts, out, cell, block, last, FIRST + tl.arange(0, SECOND), channels)
 
 
-@_gpu.kernel(varying=["rows", "num_cells"])
+@_gpu.kernel(specialize=("channels",))
 def _gather_kernel(
     grad, cells, grad_features, rows, num_cells, channels, across, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -215,7 +215,7 @@ def _rows(base, at, valid, channel, channels, REAL: tl.constexpr):
     return tl.load(base + at.to(tl.int64)[:, None] * channels + channel[None, :], mask=mask, other=0.0).to(REAL)
 
 
-@_gpu.kernel(varying=["rows", "num_cells", "depths", "pixels"])
+@_gpu.kernel(specialize=("channels",))
 def _give_back_kernel(
     grad, features, weights, cells, grad_features, grad_weights, rows, num_cells, channels, depths, pixels,
     PIXELS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops._op import OPERATORS
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 
 _I, _F, _B = "bev_pool_index", "bev_pool_forward", "bev_pool_backward"
@@ -136,6 +136,16 @@ SAMPLES = [
 SAMPLES += [
     Sample(_F, "12 points, to differentiate", _forward(_random(12, 2, 5, seed=7)), gradcheck=True),
     Sample(_F, "lifted, to differentiate", _forward(_random(0, 3, 5, (2, 3, 4), seed=8)), gradcheck=True),
+]
+
+
+SIZED = [
+    Sized(op, name, lambda draw, make=make, scene=scene: make(scene(draw)))  # type: ignore[misc]
+    for op, make in ((_I, _index), (_F, _forward), (_B, _backward))
+    for name, scene in (
+        ("points", lambda draw: _random(draw(90_000), 16, draw(2000))),
+        ("lifted", lambda draw: _random(0, 16, draw(2000), (draw(6), draw(30), draw(300)))),
+    )
 ]
 
 

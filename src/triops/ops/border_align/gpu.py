@@ -2,8 +2,8 @@
 
 Forward: lanes on channels, so that a pixel of a channels-last map is one wide load; horizontal and vertical
 edges are compiled apart. Where the map outgrows the second-level cache, boxes are first ordered by the
-fixed coordinate of the edge, so that neighbouring boxes read the same rows. An NCHW map is turned first and
-the results are turned back: gathering single pixels out of planes costs ten times more.
+fixed coordinate of the edge, so that neighbouring boxes read the same rows. An NCHW map is transposed first and
+the results are transposed back: gathering single pixels out of planes costs ten times more.
 
 Backward: each output adds its four corner weights with one wide atomic to a scratch that keeps, for every
 pixel, four sums (its own and those of its right, lower and lower right neighbours); a second pass adds the
@@ -12,13 +12,15 @@ Under `torch.use_deterministic_algorithms` one program walks all boxes for an ed
 order, and an address is only ever written by one thread.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from triops import _gpu
 from triops._dtypes import compute_dtype
-from triops._gpu.arithmetic import as_mask
+from triops._gpu.arithmetic import as_mask, divide
 from triops.ops.border_align.reference import (
     check_argmax,
     empty_like_format,
@@ -26,12 +28,13 @@ from triops.ops.border_align.reference import (
     format_of,
 )
 
-TURN = _gpu.block(64, interpreted=256)  # side of a tile when turning
+TRANSPOSE_TILE = _gpu.block(64, interpreted=256)  # its side
 SECOND_LEVEL_CACHE = 64 * 2**20  # a map beyond this is read in order of the boxes' fixed coordinate
 MANY_BOXES = 1024  # fewer boxes than this are not worth ordering
 BINS = 256  # of that order
 BYTE_STEPS = 256  # numbers of steps that travel as bytes while results lie channels-last
-WIDE = 2**31  # elements of an image or of the scratch from which offsets take 64 bits
+NEEDS_INT64 = 2**31  # elements of an image or of the scratch from which offsets take 64 bits
+UNIT = 16  # of channels: groups of them are whole multiples where the channels are
 SCRATCH = 250 * 2**20  # bytes the backward's scratch may take, unless one channel of one image needs more
 
 
@@ -48,9 +51,9 @@ def border_align_forward(input, boxes, pool_size):
     pixels = torch.empty((batch, height, width, channels), dtype=input.dtype, device=input.device)
     values = torch.empty((batch, total, 4, channels // 4), dtype=input.dtype, device=input.device)
     steps = torch.empty(values.shape, dtype=torch.uint8 if pool_size < BYTE_STEPS else torch.int32, device=input.device)
-    _turn(input.contiguous(), pixels, batch, channels, height * width)
+    _transpose(input.contiguous(), pixels, batch, channels, height * width, to_channels_last=True)
     _align(pixels.permute(0, 3, 1, 2), boxes, pool_size, values, steps)
-    _turn(values, output, batch, 4 * total, channels // 4, steps, argmax)
+    _transpose(values, output, batch, channels // 4, 4 * total, steps, argmax, to_channels_last=False)
     return output, argmax
 
 
@@ -60,10 +63,10 @@ def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
     grad = empty_like_format((batch, 4 * channels, height, width), grad_output.dtype, argmax)
     if grad.numel() == 0 or grad_output.numel() == 0:
         return grad.zero_()
-    layout = format_of(argmax)
-    grad_output, argmax = grad_output.contiguous(memory_format=layout), argmax.contiguous(memory_format=layout)
-    boxes = boxes.contiguous()
-    _accumulate(grad_output, boxes, argmax, pool_size, grad, layout == torch.channels_last)
+    memory = format_of(argmax)
+    grad_output, argmax = grad_output.contiguous(memory_format=memory), argmax.contiguous(memory_format=memory)
+    layout = _layout(memory == torch.channels_last, torch.are_deterministic_algorithms_enabled())
+    _accumulate(grad_output, boxes.contiguous(), argmax, pool_size, grad, layout)
     return grad
 
 
@@ -77,23 +80,30 @@ def _align(input, boxes, pool_size, output, argmax):
     batch, channels, height, width = input.shape[0], input.shape[1] // 4, input.shape[2], input.shape[3]
     total = boxes.shape[1]
     size = input.element_size()
-    in_order = input.numel() * size > SECOND_LEVEL_CACHE and total >= MANY_BOXES
-    order = _order_by_fixed_coordinate(boxes, height, width) if in_order else boxes
-    box_block, channel_block, boxes_a_program, warps, unroll = _forward_blocks(size, in_order)
-    channel_block = min(channel_block, 1 << (channels - 1).bit_length())
-    chunks, channel_blocks = _ceil_div(total, boxes_a_program), _ceil_div(channels, channel_block)
     image_stride, _, row_stride, column_stride = input.stride()
-    _align_kernel[(batch * 4 * channel_blocks * chunks,)](
-        input, boxes, order, output, argmax,
-        channels, total, height, width, pool_size, chunks, channel_blocks, image_stride, row_stride, column_stride,
-        ORDERED=in_order, EVEN=channels % channel_block == 0, WIDE=height * row_stride >= WIDE,
-        BOXES_A_PROGRAM=boxes_a_program, BOXES=box_block, CHANNELS=channel_block, UNROLL=unroll,
-        num_warps=warps, enable_fp_fusion=False,
-    )  # fmt: skip
+    if row_stride % column_stride or image_stride % column_stride:
+        input = input.contiguous(memory_format=torch.channels_last)
+        image_stride, _, row_stride, column_stride = input.stride()
+
+    def launch(in_order):
+        order = _order_by_fixed_coordinate(boxes, height, width) if in_order else boxes
+        box_block, channel_block, boxes_per_program, warps, unroll = _forward_blocks(size, in_order)
+        channel_block = min(channel_block, _gpu.next_power_of_2(channels))
+        chunks, channel_blocks = _gpu.cdiv(total, boxes_per_program), _gpu.cdiv(channels, channel_block)
+        _align_kernel[(batch * 4 * channel_blocks * chunks,)](
+            input, boxes, order, output, argmax, channels, total, height, width, pool_size, chunks, channel_blocks,
+            image_stride // column_stride, row_stride // column_stride, column_stride,
+            ORDERED=in_order, EVEN=channels % channel_block == 0, INT64=height * row_stride >= NEEDS_INT64,
+            BOXES_PER_PROGRAM=boxes_per_program, BOXES=box_block, CHANNELS=channel_block, UNROLL=unroll,
+            num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    _gpu.compile_once(("border_align", input.dtype, argmax.dtype, channels), lambda: (launch(False), launch(True)))
+    launch(input.numel() * size > SECOND_LEVEL_CACHE and total >= MANY_BOXES)
 
 
 def _forward_blocks(element_size, in_order):
-    """Boxes and channels of a tile, boxes of a program, warps, unrolled steps; the fastest tried on an H200."""
+    """Boxes and channels of a tile, boxes per program, warps, unrolled steps; the fastest tried on an H200."""
     if _gpu.INTERPRETED:
         return 256, 128, 256, 4, 1
     if in_order:
@@ -107,7 +117,7 @@ def _order_by_fixed_coordinate(boxes, height, width):
     order = torch.empty((batch, 4, total), dtype=torch.int32, device=boxes.device)
     counts = torch.zeros((batch, 4, 2, BINS), dtype=torch.int32, device=boxes.device)
     block = 256
-    blocks = _ceil_div(total, block)
+    blocks = _gpu.cdiv(total, block)
     _count_kernel[(batch * 4 * blocks,)](
         boxes, counts, total, height, width, blocks, BLOCK=block, BINS=BINS, num_warps=4
     )
@@ -117,98 +127,81 @@ def _order_by_fixed_coordinate(boxes, height, width):
     return order
 
 
-def _turn(source, target, batch, rows, columns, second_source=None, second_target=None):
-    """[batch, rows, columns] -> [batch, columns, rows], and a second pair in the same launch."""
-    row_blocks, column_blocks = _ceil_div(rows, TURN), _ceil_div(columns, TURN)
+def _transpose(source, target, batch, channels, places, second_source=None, second_target=None, *, to_channels_last):
+    """[batch, channels, places] -> [batch, places, channels] or back, and a second pair in the same launch."""
+    channel_blocks, place_blocks = _gpu.cdiv(channels, TRANSPOSE_TILE), _gpu.cdiv(places, TRANSPOSE_TILE)
     two = second_source is not None
-    _turn_kernel[(batch * row_blocks * column_blocks,)](
+    unit = 1 if to_channels_last else 4  # results have four edges per box, whatever the number of boxes
+    _transpose_kernel[(batch * channel_blocks * place_blocks,)](
         source, target, second_source if two else source, second_target if two else target,
-        rows, columns, row_blocks, column_blocks, TWO=two, TILE=TURN, num_warps=4,
+        channels, places // unit, channel_blocks, place_blocks,
+        TO_CHANNELS_LAST=to_channels_last, UNIT=unit, TWO=two, TILE=TRANSPOSE_TILE, num_warps=4,
     )  # fmt: skip
 
 
-def _accumulate(grad_output, boxes, argmax, pool_size, grad, channels_last):
+class Layout(NamedTuple):
+    """How the backward is cut into programs, for one way in which a map lies in memory."""
+
+    channels_last: bool
+    in_order: bool  # one program per edge and block of channels, one box after the other
+    rows: int  # a row is one edge of one box; with the channels a tile of the scatter
+    channels: int
+    warps: int
+    sum_rows: int  # pixels and channels per program of the sum
+    sum_columns: int
+    sum_channels: int
+    sum_warps: int
+
+
+def _layout(channels_last, in_order):
+    if _gpu.INTERPRETED:
+        layout = Layout(channels_last, in_order, 256, 16, 4, 64, 16, 32, 4)
+    elif channels_last:
+        layout = Layout(channels_last, in_order, 8, 32, 4, 13, 4, 32, 2)
+    else:  # lanes lie along the boxes, which are contiguous here
+        layout = Layout(channels_last, in_order, 64, 1, 1, 13, 64, 2, 2)
+    return layout._replace(rows=1, channels=32, warps=1) if in_order else layout
+
+
+def _accumulate(grad_output, boxes, argmax, pool_size, grad, layout):
+    """Fill grad [N, 4C, H, W], through a scratch for some images and some channels at a time."""
     batch, channels, total = grad_output.shape[:3]
     height, width = grad.shape[2:]
-    row_block, channel_block, warps = _scatter_blocks(channels_last)
-    x_block, y_block, sum_channels, sum_warps = _sum_blocks(channels_last)
-    image_step = 4 * total * channels
-    row_step, channel_step = (channels, 1) if channels_last else (1, 4 * total)
-    row_blocks = _ceil_div(4 * total, row_block)
-    first_step, span, next_step = row_block, row_block, row_block
-    if torch.are_deterministic_algorithms_enabled():
-        # One program an edge and block of channels, one box after the other.
-        row_block, channel_block, warps, row_blocks = 1, 32, 1, 4
-        first_step, span, next_step = 1, 4 * total, 4
-
     real = compute_dtype(grad.dtype)
-    images, group = _split(batch, channels, 16 * height * width * real.itemsize, channel_block)
-    scratch = None
+    images, group = _split(batch, channels, 16 * height * width * real.itemsize, max(layout.channels, UNIT))
+    unit = UNIT if channels % UNIT == group % UNIT == 0 else 1
+    scratch = torch.empty(images * group * 4 * height * width * 4, dtype=real, device=grad.device)
+    constants = {"CHANNELS_LAST": layout.channels_last, "UNIT": unit, "INT64": scratch.numel() >= NEEDS_INT64}
+    row_blocks = 4 if layout.in_order else _gpu.cdiv(4 * total, layout.rows)
+    x_blocks, y_blocks = _gpu.cdiv(width, layout.sum_columns), _gpu.cdiv(height, layout.sum_rows)
     for image in range(0, batch, images):
         image_count = min(images, batch - image)
         for channel in range(0, channels, group):
             count = min(group, channels - channel)
-            if scratch is None:
-                scratch = torch.zeros(images * group * 4 * height * width * 4, dtype=real, device=grad.device)
-            else:
-                scratch.zero_()
-            if channels_last:
-                strides = height * width * 4 * count, count, 1, width * 4 * count, 4 * count
-            else:
-                strides = 4 * count * height * width, count * height * width, height * width, width, 1
-            wide = scratch.numel() >= WIDE
-            channel_blocks = _ceil_div(count, channel_block)
+            scratch.zero_()
+            channel_blocks, sum_blocks = _gpu.cdiv(count, layout.channels), _gpu.cdiv(4 * count, layout.sum_channels)
             _scatter_kernel[(image_count * channel_blocks * row_blocks,)](
                 grad_output, boxes, argmax, scratch,
-                image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks,
-                first_step, span, next_step, image_step, row_step, channel_step, *strides,
-                WIDE=wide, ROWS=row_block, CHANNELS=channel_block, num_warps=warps, enable_fp_fusion=False,
+                image, channel // unit, count // unit, channels, total, height, width, pool_size, row_blocks,
+                channel_blocks, IN_ORDER=layout.in_order, ROWS=layout.rows, CHANNELS=layout.channels, **constants,
+                num_warps=layout.warps, enable_fp_fusion=False,
             )  # fmt: skip
-            x_blocks, y_blocks = _ceil_div(width, x_block), _ceil_div(height, y_block)
-            sum_blocks = _ceil_div(4 * count, sum_channels)
             _sum_kernel[(image_count * sum_blocks * x_blocks * y_blocks,)](
-                scratch, grad, image, channel, count, channels, height, width, x_blocks, y_blocks, sum_blocks,
-                *strides, *grad.stride(),
-                WIDE=wide, ROWS=y_block, COLUMNS=x_block, CHANNELS=sum_channels, num_warps=sum_warps,
+                scratch, grad, image, channel // unit, count // unit, channels, height, width, x_blocks, y_blocks,
+                sum_blocks, ROWS=layout.sum_rows, COLUMNS=layout.sum_columns, CHANNELS=layout.sum_channels, **constants,
+                num_warps=layout.sum_warps,
             )  # fmt: skip
 
 
-def _scatter_blocks(channels_last):
-    """Rows (a box's edge) and channels of a tile, and warps; lanes lie along whichever is contiguous."""
-    if _gpu.INTERPRETED:
-        return 256, 16, 4
-    return (8, 32, 4) if channels_last else (64, 1, 1)
-
-
-def _sum_blocks(channels_last):
-    """Columns, rows and channels of a program, and warps."""
-    if _gpu.INTERPRETED:
-        return 16, 64, 32, 4
-    return (4, 13, 32, 2) if channels_last else (64, 13, 2, 2)
-
-
-def _ceil_div(a, b):
-    return -(-a // b)  # Triton's own takes 10 us on the host
-
-
-def _split(batch, channels, bytes_a_channel, channel_block):
+def _split(batch, channels, bytes_per_channel, channel_block):
     """Images and channels that share the scratch at a time: whole blocks of channels where they fit."""
-    fit = max(1, SCRATCH // bytes_a_channel)
+    fit = max(1, SCRATCH // bytes_per_channel)
     images = max(1, min(batch, fit // min(channels, channel_block)))
     group = min(channels, fit // images)
     if group > channel_block:
-        groups = _ceil_div(channels, group // channel_block * channel_block)
-        group = _ceil_div(_ceil_div(channels, groups), channel_block) * channel_block
+        groups = _gpu.cdiv(channels, group // channel_block * channel_block)
+        group = _gpu.cdiv(_gpu.cdiv(channels, groups), channel_block) * channel_block
     return images, max(1, min(group, channels))
-
-
-@triton.jit
-def _divide(numerator, denominator):
-    """IEEE division: the positions of samples, and so argmax, depend on it."""
-    if numerator.dtype == tl.float32:
-        return tl.div_rn(numerator, denominator)
-    else:
-        return numerator / denominator
 
 
 @triton.jit
@@ -232,7 +225,7 @@ def _load_box(boxes, box, mask, REAL: tl.constexpr):
 def _stride(low, high, pool_size, forwards):
     """Stride along an edge. An extent beyond the largest float has both ends off the map: no stride is needed."""
     extent = high - low
-    stride = _divide(extent, tl.full(extent.shape, pool_size, extent.dtype))
+    stride = divide(extent, tl.full(extent.shape, pool_size, extent.dtype))
     stride = tl.where(tl.abs(stride) < float("inf"), stride, 0.0)
     return tl.where(forwards, stride, -stride)
 
@@ -250,12 +243,12 @@ def _neighbours(position, size):
 @triton.jit
 def _walk(
     pixels, start, stride, size, step_stride, fixed_low, fixed_high, fixed_part, fixed_on_map, channel_mask, pool_size,
-    HORIZONTAL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, BOXES: tl.constexpr, CHANNELS: tl.constexpr,
+    HORIZONTAL: tl.constexpr, EVEN: tl.constexpr, INT64: tl.constexpr, BOXES: tl.constexpr, CHANNELS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Best value and its step [BOXES, CHANNELS] along an edge. pixels [1, CHANNELS]: pointers to pixel 0."""
     REAL: tl.constexpr = start.dtype
-    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
+    OFFSET: tl.constexpr = tl.int64 if INT64 else tl.int32
     on_low, on_high = pixels + fixed_low[:, None], pixels + fixed_high[:, None]
     fixed_rest = 1.0 - fixed_part
     best = tl.zeros((BOXES, CHANNELS), REAL)
@@ -287,24 +280,26 @@ def _walk(
     return best, step_of_best
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels", "column_stride"))
 def _align_kernel(
     input, boxes, order, output, argmax,
-    channels, total, height, width, pool_size, chunks, channel_blocks, image_stride, row_stride, column_stride,
-    ORDERED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-    BOXES_A_PROGRAM: tl.constexpr, BOXES: tl.constexpr, CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
+    channels, total, height, width, pool_size, chunks, channel_blocks, image_pitch, row_pitch, column_stride,
+    ORDERED: tl.constexpr, EVEN: tl.constexpr, INT64: tl.constexpr,
+    BOXES_PER_PROGRAM: tl.constexpr, BOXES: tl.constexpr, CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
-    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
+    OFFSET: tl.constexpr = tl.int64 if INT64 else tl.int32
+    # Pitches are strides in columns: so the compiler sees by the columns' stride that all loads are aligned.
+    row_stride = row_pitch.to(OFFSET) * column_stride
     program = tl.program_id(0)
     chunk, rest = program % chunks, program // chunks
     block, edge, n = rest % channel_blocks, rest // channel_blocks % 4, (rest // channel_blocks // 4).to(tl.int64)
     c = block * CHANNELS + tl.arange(0, CHANNELS)[None]
     channel_mask = c < channels
-    pixels = input + n * image_stride + edge.to(tl.int64) * channels + c
+    pixels = input + n * image_pitch * column_stride + edge.to(tl.int64) * channels + c
     forwards = edge < 2
-    for first in range(0, BOXES_A_PROGRAM, BOXES):
-        k = chunk * BOXES_A_PROGRAM + first + tl.arange(0, BOXES)
+    for first in range(0, BOXES_PER_PROGRAM, BOXES):
+        k = chunk * BOXES_PER_PROGRAM + first + tl.arange(0, BOXES)
         mask = k < total
         if ORDERED:
             k = tl.load(order + (n * 4 + edge) * total + k, mask, 0)
@@ -314,14 +309,14 @@ def _align_kernel(
             best, step_of_best = _walk(
                 pixels, tl.where(forwards, x1, x2), _stride(x1, x2, pool_size, forwards), width, column_stride,
                 low.to(OFFSET) * row_stride, high.to(OFFSET) * row_stride, part, on_map, channel_mask, pool_size,
-                True, EVEN, WIDE, BOXES, CHANNELS, UNROLL,
+                True, EVEN, INT64, BOXES, CHANNELS, UNROLL,
             )  # fmt: skip
         else:
             on_map, low, high, part = _neighbours(tl.where(forwards, x1, x2), width)
             best, step_of_best = _walk(
                 pixels, tl.where(forwards, y1, y2), _stride(y1, y2, pool_size, forwards), height, row_stride,
                 low.to(OFFSET) * column_stride, high.to(OFFSET) * column_stride, part, on_map, channel_mask,
-                pool_size, False, EVEN, WIDE, BOXES, CHANNELS, UNROLL,
+                pool_size, False, EVEN, INT64, BOXES, CHANNELS, UNROLL,
             )  # fmt: skip
         offset = ((n * total + k) * 4 + edge)[:, None] * channels + c
         store = mask[:, None]
@@ -363,46 +358,67 @@ def _place_kernel(boxes, counts, order, total, height, width, blocks, BLOCK: tl.
     tl.store(order + list_number.to(tl.int64) * total + tl.gather(before, bin, 0) + taken, k, mask)
 
 
-@_gpu.kernel
-def _turn_kernel(
-    source, target, second_source, second_target, rows, columns, row_blocks, column_blocks,
-    TWO: tl.constexpr, TILE: tl.constexpr,
+@_gpu.kernel(specialize=("channels",))
+def _transpose_kernel(
+    source, target, second_source, second_target, channels, places, channel_blocks, place_blocks,
+    TO_CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, TWO: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """[batch, rows, columns] -> [batch, columns, rows], of which one are channels and the others UNIT * places."""
+    if TO_CHANNELS_LAST:
+        rows, columns, row_blocks, column_blocks = channels, places * UNIT, channel_blocks, place_blocks
+    else:
+        rows, columns, row_blocks, column_blocks = places * UNIT, channels, place_blocks, channel_blocks
     program = tl.program_id(0)
     r = (program % row_blocks) * TILE + tl.arange(0, TILE)
     c = (program // row_blocks % column_blocks) * TILE + tl.arange(0, TILE)
     b = (program // row_blocks // column_blocks).to(tl.int64) * rows * columns
     mask = (r < rows)[:, None] & (c < columns)[None]
-    turned_mask = (r < rows)[None] & (c < columns)[:, None]
+    transposed_mask = (r < rows)[None] & (c < columns)[:, None]
     offset = b + r[:, None].to(tl.int64) * columns + c[None]
-    turned = b + c[:, None].to(tl.int64) * rows + r[None]
-    tl.store(target + turned, tl.trans(tl.load(source + offset, mask)).to(target.dtype.element_ty), turned_mask)
+    transposed = b + c[:, None].to(tl.int64) * rows + r[None]
+    tl.store(target + transposed, tl.trans(tl.load(source + offset, mask)).to(target.dtype.element_ty), transposed_mask)
     if TWO:
         value = tl.trans(tl.load(second_source + offset, mask))
-        tl.store(second_target + turned, value.to(second_target.dtype.element_ty), turned_mask)
+        tl.store(second_target + transposed, value.to(second_target.dtype.element_ty), transposed_mask)
 
 
-@_gpu.kernel
+@triton.jit
+def _scratch_offset(n, edge, c, y, x, count, height, width, CHANNELS_LAST: tl.constexpr, OFFSET: tl.constexpr):
+    """Into the scratch, which holds four sums for each pixel of a map of 4 edges and `count` channels."""
+    n, edge, c, y, x = n.to(OFFSET), edge.to(OFFSET), c.to(OFFSET), y.to(OFFSET), x.to(OFFSET)
+    if CHANNELS_LAST:
+        return ((((n * height + y) * width + x) * 4 + edge) * count + c) * 4
+    else:
+        return ((((n * 4 + edge) * count + c) * height + y) * width + x) * 4
+
+
+@_gpu.kernel(specialize=("channels",))
 def _scatter_kernel(
     grad_output, boxes, argmax, scratch,
-    image, channel, count, total, height, width, pool_size, row_blocks, channel_blocks,
-    first_step, span, next_step, image_step, row_step, channel_step,
-    scratch_n, scratch_e, scratch_c, scratch_y, scratch_x,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    image, channel, count, channels, total, height, width, pool_size, row_blocks, channel_blocks,
+    IN_ORDER: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    UNIT: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Adds [own, right, lower, lower right] shares to the scratch [n, e, c, y, x, 4] of this group of channels."""
+    """Adds [own, right, lower, lower right] shares to the scratch of these images and this group of channels.
+
+    The group is `UNIT * count` channels from `UNIT * channel` on: by the unit the compiler sees aligned loads.
+    """
+    channel, count = channel * UNIT, count * UNIT
     REAL: tl.constexpr = scratch.dtype.element_ty
-    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
+    OFFSET: tl.constexpr = tl.int64 if INT64 else tl.int32
     program = tl.program_id(0)
     row_block, rest = program % row_blocks, program // row_blocks
     n, c = rest // channel_blocks, (rest % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)[None]
-    read = (image + n).to(tl.int64) * image_step + (channel + c).to(tl.int64) * channel_step
+    first_box = (image + n).to(tl.int64) * total
     corner = tl.arange(0, 4)[None, None]
-    for first in range(row_block * first_step, row_block * first_step + span, next_step):
+    begin, end, step_size = row_block * ROWS, row_block * ROWS + ROWS, ROWS
+    if IN_ORDER:
+        end, step_size = 4 * total, 4
+    for first in range(begin, end, step_size):
         row = first + tl.arange(0, ROWS)
         k, edge = row // 4, row % 4
         mask = k < total
-        x1, y1, x2, y2 = _load_box(boxes, (image + n).to(tl.int64) * total + k, mask, REAL)
+        x1, y1, x2, y2 = _load_box(boxes, first_box + k, mask, REAL)
         forwards, horizontal = edge < 2, edge % 2 == 0
         x, y = tl.where(forwards, x1, x2), tl.where(forwards, y1, y2)
         stride = tl.where(horizontal, _stride(x1, x2, pool_size, forwards), _stride(y1, y2, pool_size, forwards))
@@ -410,7 +426,10 @@ def _scatter_kernel(
         size, fixed_size = tl.where(horizontal, width, height), tl.where(horizontal, height, width)
         fixed_on_map, fixed_low, _, fixed_part = _neighbours(fixed, fixed_size)
         mask = mask[:, None] & (c < count)
-        offset = read + row[:, None].to(tl.int64) * row_step
+        if CHANNELS_LAST:
+            offset = (first_box * 4 + row)[:, None] * channels + (channel + c)
+        else:
+            offset = (first_box * channels + (channel + c).to(tl.int64) * total) * 4 + row[:, None]
         step = tl.load(argmax + offset, mask, -1)
         given = tl.load(grad_output + offset, mask, 0.0).to(REAL)
         on_map, low, _, part = _neighbours(start[:, None] + step.to(REAL) * stride[:, None], size[:, None])
@@ -419,25 +438,25 @@ def _scatter_kernel(
         fixed_part = tl.broadcast_to(fixed_part[:, None], part.shape)
         x_low, y_low = tl.where(horizontal, low, fixed_low), tl.where(horizontal, fixed_low, low)
         x_part, y_part = tl.where(horizontal, part, fixed_part), tl.where(horizontal, fixed_part, part)
-        pixel = y_low.to(OFFSET) * scratch_y + x_low.to(OFFSET) * scratch_x
-        pixel += n.to(OFFSET) * scratch_n + edge[:, None].to(OFFSET) * scratch_e + c.to(OFFSET) * scratch_c
+        pixel = _scratch_offset(n, edge[:, None], c, y_low, x_low, count, height, width, CHANNELS_LAST, OFFSET)
         x_part, y_part = x_part[:, :, None], y_part[:, :, None]
         x_share = tl.where(corner % 2 == 1, x_part, 1.0 - x_part)
         y_share = tl.where(corner >= 2, y_part, 1.0 - y_part)
         tl.atomic_add(
-            scratch + (pixel * 4)[:, :, None] + corner, y_share * x_share * given[:, :, None],
+            scratch + pixel[:, :, None] + corner, y_share * x_share * given[:, :, None],
             add[:, :, None] & (corner >= 0), sem="relaxed",
         )  # fmt: skip
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _sum_kernel(
     scratch, grad, image, channel, count, channels, height, width, x_blocks, y_blocks, channel_blocks,
-    scratch_n, scratch_e, scratch_c, scratch_y, scratch_x, grad_n, grad_c, grad_y, grad_x,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    UNIT: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """A pixel's gradient: its own sum and the shares that its left, upper and upper left neighbours hold for it."""
-    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
+    channel, count = channel * UNIT, count * UNIT
+    OFFSET: tl.constexpr = tl.int64 if INT64 else tl.int32
     program = tl.program_id(0)
     x_block, y_block = program % x_blocks, program // x_blocks % y_blocks
     rest = program // x_blocks // y_blocks
@@ -447,18 +466,25 @@ def _sum_kernel(
     mask = (x < width) & (edge < 4)
     has_left = mask & (x > 0)
     y = y_block * ROWS
-    source = n.to(OFFSET) * scratch_n + edge.to(OFFSET) * scratch_e + c.to(OFFSET) * scratch_c
-    source = scratch + (source + y.to(OFFSET) * scratch_y + x.to(OFFSET) * scratch_x) * 4
-    left = source - scratch_x * 4
-    target = (image + n).to(tl.int64) * grad_n + (edge * channels + channel + c).to(tl.int64) * grad_c
-    target = grad + target + y.to(tl.int64) * grad_y + x.to(tl.int64) * grad_x
+    source = scratch + _scratch_offset(n, edge, c, y, x, count, height, width, CHANNELS_LAST, OFFSET)
+    image_row, plane = (image + n).to(tl.int64) * height + y, edge * channels + channel + c
+    if CHANNELS_LAST:
+        left = source - count.to(OFFSET) * 16
+        row_step = width.to(OFFSET) * count * 16
+        target = grad + (image_row * width + x) * (channels * 4) + plane
+        target_step = width.to(tl.int64) * channels * 4
+    else:
+        left = source - 4
+        row_step = width.to(OFFSET) * 4
+        target = grad + (((image + n).to(tl.int64) * channels * 4 + plane) * height + y) * width + x
+        target_step = width.to(tl.int64)
     has_upper = as_mask(y > 0, mask)
-    upper = tl.load(source - scratch_y * 4 + 2, mask & has_upper, 0.0)
-    upper += tl.load(left - scratch_y * 4 + 3, has_left & has_upper, 0.0)
+    upper = tl.load(source - row_step + 2, mask & has_upper, 0.0)
+    upper += tl.load(left - row_step + 3, has_left & has_upper, 0.0)
     for _ in range(y, tl.minimum(y + ROWS, height)):
         total = tl.load(source, mask, 0.0) + tl.load(left + 1, has_left, 0.0) + upper
         tl.store(target, total.to(grad.dtype.element_ty), mask)
         upper = tl.load(source + 2, mask, 0.0) + tl.load(left + 3, has_left, 0.0)
-        source += scratch_y * 4
-        left += scratch_y * 4
-        target += grad_y
+        source += row_step
+        left += row_step
+        target += target_step

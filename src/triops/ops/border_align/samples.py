@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
-from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.border_align import border_align, border_align_backward
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -197,6 +197,13 @@ for _layout in _LAYOUTS:
         SAMPLES.append(Sample("border_align_forward", _name, _forward, "boundary"))
         SAMPLES.append(Sample("border_align_backward", _name, _backward_of(_forward), "boundary"))
 SAMPLES.append(Sample("border_align_forward", "features not finite", _not_finite_features, "boundary"))
+
+
+SIZED = [
+    Sized(f"border_align_{name}", layout, lambda draw, layout=layout, make=make: make(  # type: ignore[misc]
+        (draw(3), 16, 1 + draw(40), 1 + draw(40), draw(1500), 10), layout))
+    for name, make in (("forward", _maps), ("backward", _gradients)) for layout in ("NCHW", "NHWC")
+]  # fmt: skip
 
 
 def _bad_calls() -> list[BadCall]:

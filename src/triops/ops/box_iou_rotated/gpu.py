@@ -38,9 +38,9 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
     return out
 
 
-@_gpu.kernel(varying=("rows", "tiles"))
+@_gpu.kernel
 def _pairs_kernel(
-    frames, out, rows, columns, tiles, margin_bits,
+    frames, out, rows, columns, tiles, margin_bits: tl.int64,
     MODE: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
@@ -63,9 +63,9 @@ def _pairs_kernel(
     tl.store(out + i * columns + j, value, (i < rows) & (j < columns))
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel
 def _aligned_kernel(
-    frames, out, count, margin_bits, MODE: tl.constexpr, POLYGON: tl.constexpr, BLOCK: tl.constexpr
+    frames, out, count, margin_bits: tl.int64, MODE: tl.constexpr, POLYGON: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
     margin = from_bits(margin_bits, REAL)

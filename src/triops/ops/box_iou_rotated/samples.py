@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -138,6 +138,12 @@ SAMPLES = [
 ]
 
 _ONE, _TWO = torch.zeros(3, 5), torch.zeros(4, 5)
+
+
+SIZED = [
+    Sized("box_iou_rotated", "pairs", lambda draw: _random(draw(1500), draw(1500))),
+    Sized("box_iou_rotated", "aligned", lambda draw: _random(n := draw(9000), n, ("iou", True, True, 0.01))),
+]
 
 
 def _bad(what: str, error: type[Exception], match: str, *args: Any, **options: Any) -> BadCall:

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from triops import _check, _gpu
 from triops._gpu.arithmetic import as_mask, divide
-from triops._gpu.scan import MAX_SUMMED_BLOCKS, before_block
+from triops._gpu.memory import load_run, store_run
+from triops._gpu.scan import before_block, running_sums
 from triops.ops.dynamic_scatter.reference import check_indices
 
 BLOCK = 1024
@@ -109,16 +110,14 @@ def _group(keys, fits, point_to_voxel):
     total = keys.shape[0]
     ascending, order = keys.sort(stable=True)
     blocks = _gpu.cdiv(total, BLOCK)
-    summed = blocks > MAX_SUMMED_BLOCKS
     begun = torch.empty(blocks, dtype=torch.int32, device=keys.device)
     starts = torch.empty(total + 1, dtype=torch.int32, device=keys.device)
     number = torch.empty((), dtype=torch.int32, device=keys.device)
     _count_kernel[(blocks,)](ascending, begun, total, BLOCK=BLOCK, num_warps=4)
-    if summed:
-        begun = begun.cumsum(0, dtype=torch.int32)
+    begun, _, summed = running_sums(begun, 0, 1, blocks)
     _segment_kernel[(blocks,)](
-        ascending, order, begun, fits, starts, point_to_voxel, number, total, blocks, NO_VOXEL=NO_VOXEL[keys.dtype],
-        SUMMED=summed, BLOCKS=1 if summed else _gpu.next_power_of_2(blocks), BLOCK=BLOCK, num_warps=4,
+        ascending, order, begun, fits, starts, point_to_voxel, number, total, blocks, summed,
+        NO_VOXEL=NO_VOXEL[keys.dtype], BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return order, starts, number
 
@@ -149,15 +148,16 @@ def _key_kernel(coords, highest, keys, total, AXES: tl.constexpr, NO_VOXEL: tl.c
         kept = kept & (value >= 0)
         key = key * (most + 1) + value
         volume = volume * (most.to(tl.float64) + 1.0)
-    tl.store(keys + i, tl.where(kept, key, NO_VOXEL).to(keys.dtype.element_ty), mask=i < total)
+    key = tl.where(kept, key, NO_VOXEL).to(keys.dtype.element_ty)
+    store_run(keys + i, key, i < total, (tl.program_id(0) + 1) * BLOCK <= total)
     if tl.program_id(0) == 0:
         tl.store(highest + AXES, (volume < NO_VOXEL).to(tl.int64))
 
 
 @triton.jit
-def _begins(keys, i, total):
+def _begins(keys, i, total, BLOCK: tl.constexpr):
     """-> the keys, and whether a run of equal ones begins here."""
-    key = tl.load(keys + i, mask=i < total, other=-1)
+    key = load_run(keys + i, i < total, (tl.program_id(0) + 1) * BLOCK <= total, -1)
     before = tl.load(keys + i - 1, mask=(i > 0) & (i < total), other=-1)
     return key, (i < total) & ((i == 0) | (key != before))
 
@@ -165,22 +165,22 @@ def _begins(keys, i, total):
 @_gpu.kernel
 def _count_kernel(keys, begun, total, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, begins = _begins(keys, i, total)
+    _, begins = _begins(keys, i, total, BLOCK)
     tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
 
 
 @_gpu.kernel
 def _segment_kernel(
-    keys, order, begun, fits, starts, point_to_voxel, number, total, blocks,
-    NO_VOXEL: tl.constexpr, SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    keys, order, begun, fits, starts, point_to_voxel, number, total, blocks, summed,
+    NO_VOXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Points without a voxel are the last run, if any."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key, begins = _begins(keys, i, total)
-    before, everything = before_block(begun, blocks, SUMMED, BLOCKS)
+    key, begins = _begins(keys, i, total, BLOCK)
+    before, everything = before_block(begun, blocks, summed, tl.program_id(0))
     run = before + tl.cumsum(begins.to(tl.int32), 0) - 1
     tl.store(starts + run, i, mask=begins)
-    point = tl.load(order + i, mask=i < total, other=0)
+    point = load_run(order + i, i < total, (tl.program_id(0) + 1) * BLOCK <= total, 0)
     tl.store(point_to_voxel + point, tl.where(key == NO_VOXEL, -1, run), mask=i < total)
     if tl.program_id(0) == 0:
         tl.store(starts + everything, total)
@@ -196,7 +196,7 @@ def _tile(across, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     return row, channel
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _reduce_kernel(
     features, coords, order, starts, reduced, voxel_coords, counts, voxels, channels, across,
     AXES: tl.constexpr, REDUCE: tl.constexpr, HEIGHT: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr,
@@ -239,7 +239,7 @@ def _reduce_kernel(
         tl.store(voxel_coords + voxel.to(tl.int64) * AXES + axis, value, mask=chief)
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _winner_kernel(
     features, reduced, point_to_voxel, winners, total, voxels, channels, across,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -254,7 +254,7 @@ def _winner_kernel(
     tl.atomic_min(winners + at, index, mask=inside & (value == most), sem="relaxed")
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _give_kernel(
     grad_reduced, point_to_voxel, counts, winners, grad_features, total, voxels, channels, across,
     REDUCE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._op import OPERATORS
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.voxelize import dynamic_voxelize
 
@@ -125,6 +125,13 @@ _CASES += [
 SAMPLES = [Sample(_F, name, make, scale, demo=i == 0) for i, (name, make, scale) in enumerate(_CASES)]
 SAMPLES += [Sample(_B, name, _backward(make), scale, demo=i == 0) for i, (name, make, scale) in enumerate(_CASES)]
 SAMPLES += [Sample(_F, f"distinct, {reduce}", _distinct(reduce), gradcheck=True) for reduce in ("mean", "max", "sum")]
+
+
+SIZED = [
+    Sized(operator, reduce, lambda draw, wrap=wrap, reduce=reduce: wrap(  # type: ignore[misc]
+        _random(draw(1_300_000), 4, above=40, reduce=reduce)))
+    for operator, wrap in ((_F, lambda make: make), (_B, _backward)) for reduce in ("mean", "max")
+]  # fmt: skip
 
 
 def _bad_calls() -> list[BadCall]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Work
+from triops._sample import BadCall, Sample, Sized, Work
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.rulebook import geometry
 from triops.ops.rulebook import samples as rulebook
@@ -19,6 +19,7 @@ from triops.ops.rulebook.samples import (
     SUBMANIFOLD,
     ascending,
     case,
+    drawn,
     scattered,
     strided_sites,
     submanifold_sites,
@@ -47,6 +48,14 @@ SAMPLES += [
         "get_indice_pairs", scattered(30, 1, [4, 5, 6]), 1, [4, 5, 6], stride=2), "general", (torch.int64,)),
     Sample("get_indice_pairs", "submanifold, int64 sites", case(
         "get_indice_pairs", scattered(30, 1, [4, 5, 6]), 1, [4, 5, 6], subm=True), "general", (torch.int64,)),
+]  # fmt: skip
+
+
+SIZED = [
+    Sized("get_indice_pairs", "submanifold", lambda draw: case(
+        "get_indice_pairs", *drawn(draw, [41, 400, 352]), padding=1, subm=True)),
+    Sized("get_indice_pairs", "stride 2", lambda draw: case(
+        "get_indice_pairs", *drawn(draw, [11, 400, 352]), stride=2, padding=1)),
 ]  # fmt: skip
 
 

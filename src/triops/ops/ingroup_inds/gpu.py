@@ -27,7 +27,7 @@ def _later(a, b):
     return tl.maximum(a, b)
 
 
-@_gpu.kernel(varying=["total"])
+@_gpu.kernel
 def _number_kernel(ascending, order, out, total, BLOCK: tl.constexpr):
     first = tl.program_id(0) * BLOCK
     i = first + tl.arange(0, BLOCK)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.voxelize import dynamic_voxelize
 
@@ -64,6 +64,9 @@ BAD_CALLS = [
 ]
 
 STANDARD = {_NAME: Standard(why_slower="elements are sorted by group first")}
+
+
+SIZED = [Sized(_NAME, "elements", lambda draw: _random(draw(1_300_000), 0, 7000))]
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

@@ -84,11 +84,10 @@ def _kept(order, fill):
     part = min(count, max(64, MASK_BYTES // (8 * words) // 64 * 64))
     mask = torch.empty((part, words), dtype=torch.int64, device=order.device)
     dropped = torch.zeros(words, dtype=torch.int64, device=order.device)
-    columns = _gpu.block(64 if words > 32 else 32, interpreted=64)
     for start in range(0, count, part):
         stop = min(start + part, count)
         fill(mask, start, stop, words)
-        _keep_kernel[(1,)](mask, dropped, keep, start, stop, words, WORDS=columns, num_warps=8)
+        _keep_kernel[(1,)](mask, dropped, keep, start, stop, words, WORDS=64, num_warps=8)
     return order[keep]
 
 
@@ -131,9 +130,9 @@ def _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_are
     return tl.where(ratio > 0, ratio, 0.0)
 
 
-@_gpu.kernel(varying=("start", "stop", "count", "words"))
+@_gpu.kernel
 def _box_mask_kernel(
-    boxes, order, mask, start, stop, count, words, threshold_bits,
+    boxes, order, mask, start, stop, count, words, threshold_bits: tl.int64,
     OFFSET: tl.constexpr, ROWS: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     word = (tl.program_id(0) % words).to(tl.int64)
@@ -148,9 +147,9 @@ def _box_mask_kernel(
         _store_bits(mask, i, j, iou > from_bits(threshold_bits, REAL), start, stop, count, word, words)
 
 
-@_gpu.kernel(varying=("start", "stop", "count", "words"))
+@_gpu.kernel
 def _rotated_mask_kernel(
-    frames, groups, mask, start, stop, count, words, threshold_bits, margin_bits,
+    frames, groups, mask, start, stop, count, words, threshold_bits: tl.int64, margin_bits: tl.int64,
     GROUPED: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
@@ -177,7 +176,7 @@ def _rotated_mask_kernel(
         _store_bits(mask, i, j, drops, start, stop, count, word, words)
 
 
-@_gpu.kernel(varying=("start", "stop", "words"))
+@_gpu.kernel
 def _keep_kernel(mask, dropped, keep, start, stop, words, WORDS: tl.constexpr):
     bit = tl.arange(0, 64).to(tl.int64)
     for block in range(start // 64, (stop + 63) // 64):
@@ -213,9 +212,10 @@ def _exp(x):
     return result * ((n.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel
 def _soften_kernel(
-    boxes, scores, chosen, lowered, total, count, threshold_bits, sigma_bits, least_bits,
+    boxes, scores, chosen, lowered, total, count,
+    threshold_bits: tl.int64, sigma_bits: tl.int64, least_bits: tl.int64,
     METHOD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program. A round lowers the scores for the box chosen last and finds the next; NaN marks what is out."""

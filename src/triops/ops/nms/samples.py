@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops._dtypes import compute_dtype
 from triops._op import OPERATORS
-from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated.samples import not_finite_boxes, special_boxes
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.nms.reference import by_score
@@ -152,6 +152,14 @@ SAMPLES = [
 ]
 
 _BOXES, _ROTATED, _SCORES = torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(3)
+
+
+SIZED = [
+    Sized("nms", "boxes", lambda draw: _plain(draw(6000), 40)),
+    Sized("nms_rotated", "boxes", lambda draw: _rotated(draw(6000), 40)),
+    Sized("nms_rotated", "labels and a margin", lambda draw: _rotated(draw(6000), 40, labelled=True, margin=0.01)),
+    Sized("soft_nms", "boxes", lambda draw: _soft(draw(6000), 40, "gaussian")),
+]
 
 
 def _bad(

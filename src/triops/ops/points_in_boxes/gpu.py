@@ -12,7 +12,7 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._geometry.box.gpu import inside, load_frame, make_frame, store_frame
-from triops._gpu.arithmetic import from_bits
+from triops._gpu.arithmetic import as_mask, from_bits
 
 GRID = 64  # cells a side
 CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells a program of the build kernel
@@ -61,15 +61,15 @@ def _search(points, boxes, z_origin, margin, out, every):
         )  # fmt: skip
         _search_kernel[(batch * blocks,)](
             points, workspace, out, start, count, total, batch, words, blocks,
-            EVERY=every, FIRST=start == 0, GRID=GRID, BLOCK=BLOCK,
+            EVERY=every, GRID=GRID, BLOCK=BLOCK,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 
 @triton.jit
 def _masks(workspace, rows):
-    """Where the masks begin: behind the rows of frames, of which there may be a constant number (1 box, 1 batch)."""
-    return (workspace + tl.cast(rows, tl.int64) * 8).to(tl.pointer_type(tl.int32), bitcast=True)
+    """Where the masks begin: behind the rows of frames."""
+    return (workspace + rows.to(tl.int64) * 8).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _cell(value, low, scale, GRID: tl.constexpr):
 
 @_gpu.kernel
 def _build_grid_kernel(
-    boxes, frames, start, stop, total, batch, words, margin_bits,
+    boxes, frames, start, stop, total, batch, words, margin_bits: tl.int64,
     BOTTOM: tl.constexpr, GRID: tl.constexpr, CELLS: tl.constexpr, BOXES: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
@@ -152,7 +152,7 @@ def _lowest_bit(value):
 @_gpu.kernel
 def _search_kernel(
     points, frames, out, start, count, total, batch, words, blocks,
-    EVERY: tl.constexpr, FIRST: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
+    EVERY: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
     b = tl.program_id(0) // blocks
@@ -168,10 +168,9 @@ def _search_kernel(
     cell = _cell(x, low_x, tl.load(extent + 4), GRID) * GRID + _cell(y, low_y, tl.load(extent + 5), GRID)
     row = _masks(frames, batch * total + batch) + (b * GRID * GRID + cell).to(tl.int64) * (1 + words)
     within = (x >= low_x) & (x <= high_x) & (y >= low_y) & (y <= high_y)
-    if FIRST or EVERY:
-        found = tl.full((BLOCK,), -1, tl.int32)
-    else:
-        found = tl.load(out + offset, i < count, 0)
+    found = tl.full((BLOCK,), -1, tl.int32)
+    if not EVERY:  # boxes of an earlier round come first
+        found = tl.load(out + offset, (i < count) & as_mask(start > 0, i), -1)
         within &= found < 0
     head = tl.load(row, within, 0)
     word = tl.zeros((BLOCK,), tl.int32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Standard, Work, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 
 _NAMES = ("points_in_boxes", "points_in_boxes_all")
@@ -123,6 +123,12 @@ for _name in _NAMES:
         Sample(_name, "not finite", _not_finite, "boundary"),
         Sample(_name, "degenerate and huge boxes", _extreme, "boundary"),
     ]  # fmt: skip
+
+
+SIZED = [
+    Sized(operator, "batches", lambda draw: _random(draw(4), draw(4000), draw(1500)))
+    for operator in ("points_in_boxes", "points_in_boxes_all")
+]
 
 
 def _bad_calls(function: Callable[..., Tensor]) -> list[BadCall]:

@@ -22,6 +22,7 @@ from triops.ops.roiaware_pool3d.reference import check_indices
 WORKSPACE = 32 * 2**20  # int32: one an RoI and point, so many RoIs on many points go in rounds
 CHUNKS = 64  # the points are cut into at most so many chunks, of at least
 POINTS = 1024
+CHUNK_GROUP = 16  # chunks that are looked at together
 FILL = _gpu.block(2048, interpreted=2**18)  # elements of the empty result written at a time
 FILL_PROGRAMS = _gpu.block(4096, interpreted=1)
 LISTED = 256  # points of a RoI filed at a time, compared with so many of them at a time:
@@ -60,7 +61,7 @@ def roiaware_pool3d_forward(
             continue
         _list_kernel[(now,)](
             rois, points, workspace, lists, first, total, chunk, out_x, out_y, out_z, max_points_per_voxel, margin_bits,
-            BOTTOM=bottom, CHUNKS=max(2, _gpu.next_power_of_2(chunks)), BLOCK=LISTED, TILE=LIST_TILE,
+            BOTTOM=bottom, CHUNKS=CHUNKS, GROUP=CHUNK_GROUP, BLOCK=LISTED, TILE=LIST_TILE,
             num_warps=LISTED // 32, enable_fp_fusion=False,
         )  # fmt: skip
         if channels > 0:
@@ -140,16 +141,16 @@ def _fill(target, base, size, value, BLOCK: tl.constexpr):
         tl.store(target + base + at, tl.full((BLOCK,), value, target.dtype.element_ty), at < size)
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("cells", "slots", "channels"))
 def _test_kernel(
     rois, points, workspace, lists, pooled, argmax,
-    first_roi, roi_count, point_count, chunk, cells, slots, channels, margin_bits,
+    first_roi, roi_count, point_count, chunk, cells, slots, channels, margin_bits: tl.int64,
     BOTTOM: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
     # Stores are not waited for: they drain while the points are tested.
-    first_cell = tl.full((), first_roi, tl.int64) * cells
-    cell_count = tl.full((), roi_count, tl.int64) * cells
+    first_cell = first_roi.to(tl.int64) * cells
+    cell_count = roi_count.to(tl.int64) * cells
     _fill(lists, first_cell * slots, cell_count * slots, 0, FILL)
     _fill(pooled, first_cell * channels, cell_count * channels, 0, FILL)
     _fill(argmax, first_cell * channels, cell_count * channels, -1, FILL)
@@ -176,30 +177,37 @@ def _test_kernel(
 
 @_gpu.kernel
 def _list_kernel(
-    rois, points, workspace, lists, first_roi, point_count, chunk, out_x, out_y, out_z, slots, margin_bits,
-    BOTTOM: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    rois, points, workspace, lists, first_roi, point_count, chunk, out_x, out_y, out_z, slots,
+    margin_bits: tl.int64, BOTTOM: tl.constexpr, CHUNKS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
     r = tl.program_id(0)
     roi = first_roi + r
     chunks = tl.cdiv(point_count, chunk)
     row = _row(workspace, r, point_count, chunks)
-    # An argument of 1 comes as a constant without a dtype.
-    grid_x, grid_y, grid_z = tl.full((), out_x, tl.int64), tl.full((), out_y, tl.int64), tl.full((), out_z, tl.int64)
+    grid_x, grid_y, grid_z = out_x.to(tl.int64), out_y.to(tl.int64), out_z.to(tl.int64)
     roi_lists = lists + roi.to(tl.int64) * (grid_x * grid_y * grid_z * slots)
     cx, cy, _, _, _, _, cos, sin = make_frame(rois, roi, True, margin_bits, BOTTOM, REAL)
     part = tl.arange(0, CHUNKS)
-    held = tl.load(row + point_count + part, part < chunks, 0)
-    before = tl.where(part < chunks, tl.cumsum(held, 0) - held, 2147483647)
-    count = tl.sum(held, 0)
+    count = tl.sum(tl.load(row + point_count + part, part < chunks, 0), 0)
     filled = 0
     for first in range(0, count, BLOCK):
         j = first + tl.arange(0, BLOCK)
         mask = j < count
-        reached = before[:, None] <= j[None]  # [CHUNKS, BLOCK]
-        of_part = tl.sum(reached.to(tl.int32), 0) - 1
-        in_part = j - tl.max(tl.where(reached, before[:, None], 0), 0)
-        i = tl.load(row + of_part * chunk + in_part, mask, 0)
+        # Point j is the one at j - start_of_part in chunk `of_part`.
+        of_part = tl.full((BLOCK,), -1, tl.int32)
+        start_of_part = tl.zeros((BLOCK,), tl.int32)
+        before_group = 0
+        for first_part in range(0, chunks, GROUP):
+            group = first_part + tl.arange(0, GROUP)
+            held = tl.load(row + point_count + group, group < chunks, 0)
+            before = tl.where(group < chunks, before_group + tl.cumsum(held, 0) - held, 2147483647)
+            reached = before[:, None] <= j[None]  # [GROUP, BLOCK]
+            of_part += tl.sum(reached.to(tl.int32), 0)
+            start_of_part = tl.maximum(start_of_part, tl.max(tl.where(reached, before[:, None], 0), 0))
+            before_group += tl.sum(held, 0)
+        i = tl.load(row + of_part * chunk + (j - start_of_part), mask, 0)
         point = points + i.to(tl.int64) * 3
         x = tl.load(point, mask, 0.0).to(REAL)
         y = tl.load(point + 1, mask, 0.0).to(REAL)
@@ -230,7 +238,7 @@ def _list_kernel(
     tl.store(row + point_count + chunks, filled)
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _pool_kernel(
     features, workspace, lists, pooled, argmax, first_roi, point_count, chunk, cells, slots, channels,
     AVERAGE: tl.constexpr, PARTS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -311,7 +319,7 @@ def _add(target, peak, at, value, mask, bits, STEP: tl.constexpr, LIMBS: tl.cons
             infinite += (is_nan | (value == float("-inf"))).to(tl.int64) << 31
             tl.atomic_add(target + at * LIMBS, tl.where(finite, whole, infinite), mask, sem="relaxed")
             if LIMBS == 2:
-                rest = (scaled - whole.to(tl.float64)) * _power_of_2(tl.full((), bits, tl.int64))
+                rest = (scaled - whole.to(tl.float64)) * _power_of_2(bits)
                 tl.atomic_add(target + at * LIMBS + 1, rest.to(tl.int64), mask, sem="relaxed")
 
 
@@ -333,7 +341,7 @@ def _finish_kernel(sums, peak, grad_in, size, bits, LIMBS: tl.constexpr, BLOCK: 
     tl.store(grad_in + at, value.to(grad_in.dtype.element_ty), at < size)
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _scatter_max_kernel(
     argmax, grad, target, peak, cells, points, channels, channel_blocks, bits,
     STEP: tl.constexpr, LIMBS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -350,7 +358,7 @@ def _scatter_max_kernel(
         _add(target, peak, winner.to(tl.int64) * channels + c[None], value, valid, bits, STEP, LIMBS)
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("channels",))
 def _scatter_avg_kernel(
     lists, grad, target, peak, cells, slots, points, channels, bits,
     STEP: tl.constexpr, LIMBS: tl.constexpr,

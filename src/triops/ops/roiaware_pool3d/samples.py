@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -160,6 +160,16 @@ for _mode in ("max", "avg"):
         Sample(_B, f"129 channels, {_mode}", _random_lists(1, (2, 1, 2), 3, 129, 6, _mode, seed=4), "boundary"),
         Sample(_B, f"3000 slots, {_mode}", _random_lists(1, (1, 2, 1), 3000, 2, 50, _mode, seed=5), "boundary"),
     ]
+
+
+SIZED = [
+    Sized(_F, mode, lambda draw, mode=mode: _random(draw(100), draw(200_000), 16, (4, 4, 4), 32, mode))  # type: ignore[misc]
+    for mode in ("max", "avg")
+] + [
+    Sized(_B, mode, lambda draw, mode=mode: _random_lists(  # type: ignore[misc]
+        draw(100), (4, 4, 4), 8, 16, draw(9000), mode))
+    for mode in ("max", "avg")
+]  # fmt: skip
 
 
 def _bad_forward(function: Callable[..., Any]) -> list[BadCall]:

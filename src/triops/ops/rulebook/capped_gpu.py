@@ -24,14 +24,14 @@ def cap(sites, outputs, count, capacity):
     return kept, inputs
 
 
-@_gpu.kernel(varying=("size", "most"))
+@_gpu.kernel
 def _sites_kernel(sites, kept, count, size, most, columns, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     active = place // columns < tl.minimum(tl.load(count), most)
     tl.store(kept + place, tl.load(sites + place, mask=active, other=-1), mask=place < size)
 
 
-@_gpu.kernel(varying=("length", "capacity"))
+@_gpu.kernel
 def _invert_kernel(outputs, inputs, length, capacity, BLOCK: tl.constexpr):
     k = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -6,8 +6,8 @@ import torch
 import triton.language as tl
 
 from triops import _gpu
-from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.scan import MAX_SUMMED_BLOCKS
+from triops._gpu import cdiv
+from triops._gpu.scan import before_block, running_sums
 from triops.ops.rulebook.geometry import refuse_outside_sites
 from triops.ops.rulebook.strided_gpu import plan, sparse_table
 from triops.ops.rulebook.submanifold_gpu import GRAIN, submanifold_table
@@ -54,24 +54,19 @@ def _pack(table, counts, start, pairs, mirror):
     """
     volume, count = table.shape
     blocks = cdiv(count, GRAIN)
-    summed = blocks > MAX_SUMMED_BLOCKS
-    if summed:
-        counts = counts.view(-1)[start : start + volume * blocks].view(volume, blocks).cumsum(1, dtype=torch.int32)
-        start = 0
+    counts, start, summed = running_sums(counts, start, volume, blocks)
     num = torch.empty(volume, dtype=torch.int32, device=table.device)
     _pack_kernel[(blocks, volume)](
-        table, counts, start, pairs, num, count, blocks, volume,
-        MIRROR=mirror, SUMMED=summed, BLOCKS=1 if summed else next_power_of_2(blocks), BLOCK=GRAIN,
-        num_warps=PACK_WARPS,
+        table, counts, start, pairs, num, count, blocks, summed, volume,
+        MIRROR=mirror, BLOCK=GRAIN, num_warps=PACK_WARPS,
     )  # fmt: skip
     return num
 
 
-@_gpu.kernel(varying=("start", "count", "blocks"))
+@_gpu.kernel
 def _pack_kernel(
-    table, counts, start, pairs, num, count, blocks, volume,
-    MIRROR: tl.constexpr, SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    table, counts, start, pairs, num, count, blocks, summed, volume, MIRROR: tl.constexpr, BLOCK: tl.constexpr
+):
     """BLOCK entries of one offset: the rows among them close up behind those of the blocks before, -1 fills the end."""
     p = tl.program_id(0)
     k = tl.program_id(1).to(tl.int64)
@@ -81,15 +76,7 @@ def _pack_kernel(
     i = p * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     row = tl.load(table + source * count + i, mask=valid, other=-1)
-    counts += start
-    if SUMMED:
-        total = tl.load(counts + source * blocks + blocks - 1)
-        before = tl.load(counts + source * blocks + p - 1, mask=p > 0, other=0)
-    else:
-        e = tl.arange(0, BLOCKS)
-        sums = tl.load(counts + source * blocks + e, mask=e < blocks, other=0)
-        total = tl.sum(sums, 0)
-        before = tl.sum(tl.where(e < p, sums, 0), 0)
+    before, total = before_block(counts + start + source * blocks, blocks, summed, p)
     inputs = pairs + 2 * k * count
     outputs = inputs + count
     tl.store(inputs + i, -1, mask=valid & (i >= total))

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
+from triops._gpu.scan import before_block, running_sums
 from triops.ops.rulebook.plans import pairs_size, tiles_size
 from triops.ops.rulebook.reference import MASK_BITS, ODDS, SAMPLE
 from triops.ops.rulebook.tables import refuse_rows_outside
@@ -18,7 +19,6 @@ LEAST_ODDS, MOST_ODDS = tl.constexpr(ODDS[0]), tl.constexpr(ODDS[1])
 OFFSETS_PER_STEP = 32
 UNROLL = 9  # loads of one row under way together
 LOOKUPS = 512  # per program at a time
-MAX_BLOCKS = 4096  # whose counts one program adds up
 
 
 def row_tiles(table, rows, tile):
@@ -68,16 +68,12 @@ def pack(operator, name, table, rows):
     if offsets == 0:
         return plan
     block = _gpu.block(1024, interpreted=4096)
-    while _gpu.cdiv(columns, block) > MAX_BLOCKS:
-        block *= 2
     blocks = _gpu.cdiv(columns, block)
     found = torch.empty(offsets, blocks, dtype=torch.int32, device=table.device)
     grid = (offsets * blocks,)
     _count_kernel[grid](table, found, columns, rows, blocks, BLOCK=block, num_warps=4)
-    _pack_kernel[grid](
-        table, found, plan, columns, rows, blocks, offsets, BLOCK=block, BLOCKS=_gpu.next_power_of_2(blocks),
-        num_warps=4,
-    )  # fmt: skip
+    found, _, summed = running_sums(found, 0, offsets, blocks)
+    _pack_kernel[grid](table, found, plan, columns, rows, blocks, summed, offsets, BLOCK=block, num_warps=4)
     return plan
 
 
@@ -98,7 +94,7 @@ def _bits_of(table, rows):
     return bits
 
 
-@_gpu.kernel(varying=("outputs", "count", "step"))
+@_gpu.kernel
 def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
     tap = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, SAMPLE).to(tl.int64) * step
@@ -118,7 +114,7 @@ def _bits_kernel(seen, bits, taps, MOST: tl.constexpr, PADDED: tl.constexpr, BLO
     tl.store(bits + taps + bit, own, mask=(tap < taps) & (bit >= 0))
 
 
-@_gpu.kernel(varying=("outputs", "count"))
+@_gpu.kernel
 def _code_kernel(
     table, bits, masks, codes, outputs, count, taps, MOST: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -154,7 +150,7 @@ def _code_kernel(
     tl.store(codes + row, (tl.minimum(before * 65536, 65535) - 32768).to(tl.int16), mask=exists)
 
 
-@_gpu.kernel(varying=("tiles", "outputs", "count"))
+@_gpu.kernel
 def _tile_kernel(
     table, bits, masks, order, plan, tiles, outputs, count, taps,
     AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
@@ -197,7 +193,7 @@ def _tile_kernel(
 @triton.jit
 def parts_of_tiles(plan, tiles, offsets, TILE: tl.constexpr):
     """-> neighbors, rows, offsets, counts: where they begin; see `plans.py`."""
-    tiles = tl.cast(tiles, tl.int64)
+    tiles = tiles.to(tl.int64)
     rows = plan + tiles * offsets * TILE
     visited = rows + tiles * TILE
     return plan, rows, visited, visited + tiles * offsets
@@ -208,7 +204,7 @@ def _or(a, b):
     return a | b
 
 
-@_gpu.kernel(varying=("outputs", "count", "blocks"))
+@_gpu.kernel
 def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
     tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     row = block * BLOCK + tl.arange(0, BLOCK)
@@ -216,12 +212,10 @@ def _count_kernel(table, found, outputs, count, blocks, BLOCK: tl.constexpr):
     tl.store(found + tl.program_id(0), tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
 
 
-@_gpu.kernel(varying=("outputs", "count", "blocks"))
-def _pack_kernel(table, found, plan, outputs, count, blocks, taps, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+@_gpu.kernel
+def _pack_kernel(table, found, plan, outputs, count, blocks, summed, taps, BLOCK: tl.constexpr):
     tap, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    every = tl.arange(0, BLOCKS)
-    number = tl.load(found + tap * blocks + every, mask=every < blocks, other=0)
-    before = tl.sum(tl.where(every < block, number, 0), 0)
+    before, everything = before_block(found + tap * blocks, blocks, summed, block)
     row = block * BLOCK + tl.arange(0, BLOCK)
     met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
     has = (met >= 0) & (met < count)
@@ -229,4 +223,4 @@ def _pack_kernel(table, found, plan, outputs, count, blocks, taps, BLOCK: tl.con
     tl.store(place, row, mask=has)
     tl.store(place + outputs, met, mask=has)
     if block == 0:
-        tl.store(plan + 2 * tl.cast(taps, tl.int64) * outputs + tap, tl.sum(number, 0))
+        tl.store(plan + 2 * taps.to(tl.int64) * outputs + tap, everything)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Standard, Work
+from triops._sample import BadCall, Sample, Sized, Standard, Work
 from triops.ops.rulebook import capped_neighbors, geometry, packed_pairs, row_tiles, submanifold_neighbors
 from triops.ops.rulebook.plans import TILE, Pairs, Tiles
 
@@ -222,6 +222,26 @@ SAMPLES += [
     for name, table, rows, scale in _TABLES
 ]
 SAMPLES += [Sample("row_tiles", "tiles of 128", _plan("row_tiles", _table(90, 300, 27), 90, 128), dtypes=INDEX)]
+
+
+def drawn(draw: Callable[[int], int], shape: list[int]) -> tuple[Callable[[], Tensor], int, list[int]]:
+    """Sites, batch size and shape of a call in which only the shape is given."""
+    batch_size, most = draw(8), 30_000 if shape is _HUGE else 1_200_000
+    return scattered(draw(most), batch_size, shape), batch_size, shape
+
+
+SIZED = [
+    Sized("compact_indice_pairs", "submanifold", lambda draw: case(
+        "compact_indice_pairs", *drawn(draw, [41, 400, 352]), padding=1, subm=True)),
+    Sized("submanifold_neighbors", "sites", lambda draw: case("submanifold_neighbors", *drawn(draw, [41, 400, 352]))),
+    Sized("packed_pairs", "table", lambda draw: _plan(
+        "packed_pairs", _table(n := draw(2000), draw(90_000), 27), n, TILE)),
+    Sized("row_tiles", "table", lambda draw: _plan("row_tiles", _table(n := draw(2000), draw(90_000), 27), n, TILE)),
+]  # fmt: skip
+for _operator in ("compact_indice_pairs", "sparse_neighbors", "capped_neighbors"):
+    for _name, _shape in (("a grid", [11, 400, 352]), ("a large grid", [41, 1600, 1408]), ("a huge grid", _HUGE)):
+        SIZED.append(Sized(_operator, f"stride 2, {_name}", lambda draw, o=_operator, s=_shape: case(  # type: ignore[misc]
+            o, *drawn(draw, s), stride=2, padding=1)))  # fmt: skip
 
 BAD_CALLS = [
     BadCall("capped_neighbors: a negative capacity", lambda: capped_neighbors(

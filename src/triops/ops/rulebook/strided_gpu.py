@@ -18,9 +18,9 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.arithmetic import as_mask, popcount
+from triops._gpu.arithmetic import popcount
 from triops._gpu.pinned import pinned_counter
-from triops._gpu.site_hash import SiteHash, load_site
+from triops._gpu.site_hash import SiteHash, load_site, parts
 from triops.ops.rulebook.geometry import output_shape
 from triops.ops.rulebook.submanifold_gpu import GRAIN
 
@@ -29,7 +29,7 @@ MAX_UNCOUNTED = 256 * 2**20  # bytes of output sites, at worst, up to which nobo
 MAX_OWNERS = 1 << 23  # input places; 32 MiB, of which only the lines that hold sites are touched
 MARK_BLOCK, MARK_WARPS, MARK_TILE = _gpu.block(64, interpreted=1024), 1, _gpu.block(1, interpreted=4)
 RANK_WARPS = 4
-SCAN_WORDS = 16
+SCAN_WORDS = 16, 64  # of the bitmap, that a program of the scan takes at a time: in a small grid, in a large one
 MAX_CHUNKS = 2048
 UNROLL = 8  # taps along x that one program takes one by one
 NO_SITE = tl.constexpr(2**62)
@@ -59,8 +59,8 @@ class Convolution:
         self.taps = kernel[3] if kernel[3] <= UNROLL else 1
         self.by_bitmap, self.dense_owners = self.places <= MAX_BITMAP, self.input_places <= MAX_OWNERS
         self.words = cdiv(self.places, 32)
-        chunk = max(SCAN_WORDS, next_power_of_2(cdiv(self.words, MAX_CHUNKS)))
-        self.chunks = cdiv(self.words, chunk)
+        chunk = max(SCAN_WORDS[0], next_power_of_2(cdiv(self.words, MAX_CHUNKS)))
+        self.chunks, self.chunk_bits = cdiv(self.words, chunk), chunk.bit_length() - 1
         self.ranks_at = (2 + self.words + self.chunks + 1) & ~1  # even: ranks are int64
         self.numbers = numbers = batch_size, *self.shape, *self.out_shape
         self.constants = {
@@ -72,24 +72,17 @@ class Convolution:
         tile = min(MARK_TILE, next_power_of_2(mark_rows))
         self.mark_groups = cdiv(mark_rows, tile)
         self.mark = _mark_kernel.bind(
-            *numbers, ROWS=mark_rows, TILE=tile, TAPS=mark_taps, CHUNK=chunk, OWNERS=self.dense_owners,
-            BLOCK=MARK_BLOCK, num_warps=MARK_WARPS, **self.constants,
+            *numbers, ROWS=mark_rows, TILE=tile, TAPS=mark_taps, BLOCK=MARK_BLOCK, num_warps=MARK_WARPS,
+            **self.constants,
         )  # fmt: skip
-        self.scan = _scan_kernel.bind(
-            *numbers, D=len(shape), CHUNKS=next_power_of_2(self.chunks), CHUNK=chunk, WORDS=min(chunk, 64), BLOCK=1024,
-            num_warps=4,
-        )  # fmt: skip
-        self._rank = {}
-
-    def rank(self, bits, steps):
-        """The rank kernel with a hash of so many bits, and so many steps of a binary search."""
-        found = self._rank.get((bits, steps))
-        if found is None:
-            found = self._rank[bits, steps] = _rank_kernel.bind(
-                *self.numbers, HASH_BITS=bits, TAPS=self.taps, STEPS=steps, BLOCK=GRAIN, num_warps=RANK_WARPS,
-                **self.constants,
-            )  # fmt: skip
-        return found
+        self.scans = [
+            _scan_kernel.bind(*numbers, D=len(shape), CHUNKS=MAX_CHUNKS, WORDS=words, BLOCK=1024, num_warps=4)
+            for words in SCAN_WORDS
+        ]
+        self.large = chunk >= SCAN_WORDS[1]
+        self.rank = _rank_kernel.bind(
+            *numbers, SEARCHED=not self.by_bitmap, TAPS=self.taps, BLOCK=GRAIN, num_warps=RANK_WARPS, **self.constants
+        )
 
 
 plan = lru_cache(maxsize=1024)(Convolution)
@@ -124,10 +117,10 @@ def sparse_table(indices, convolution, scratch=None, total=None):
     )
     outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=indices.device)
     length = found.ranks.shape[0]
-    convolution.rank(found.bits, 0 if convolution.by_bitmap else length.bit_length())(
+    convolution.rank(
         (blocks, convolution.volume // convolution.taps),
         indices, found.ranks, found.zeros32, found.owners, outputs, found.start, found.ranks_at, found.counts_at,
-        count, blocks, length,
+        found.bits, count, blocks, length,
     )  # fmt: skip
     return found.sites, counter, outputs, found.zeros32, found.counts_at
 
@@ -147,6 +140,10 @@ def _rank_by_bitmap(indices, convolution, total, counts, scratch):
     device, count, words, dense = indices.device, indices.shape[0], convolution.words, convolution.dense_owners
     used = convolution.ranks_at + 2 * words
     if dense:
+        # A larger batch needs the hash: its kernels are compiled now.
+        _gpu.compile_once(
+            ("strided hash", indices.dtype, convolution.dimensions), lambda: _hash_sites(indices, convolution, 0)
+        )
         zeros32 = torch.zeros(used + counts, dtype=torch.int32, device=device)
         owners = scratch
         if owners is None or owners.numel() < convolution.input_places:
@@ -155,24 +152,28 @@ def _rank_by_bitmap(indices, convolution, total, counts, scratch):
     else:
         zeros32, start, owners, bits = _hash_sites(indices, convolution, used + counts)
     grid = cdiv(count, MARK_BLOCK), convolution.mark_groups
-    convolution.mark(grid, indices, zeros32, owners, start, words, count)
+    convolution.mark(grid, indices, zeros32, owners, start, words, convolution.chunk_bits, int(dense), count)
     limit = min(convolution.places, convolution.candidates * count)
     if limit * indices.shape[1] * indices.element_size() > MAX_UNCOUNTED:
         # Of candidates most are the same few outputs: worth waiting for their number rather than taking gigabytes.
         totals = start + 2 + words
         limit = int(zeros32[totals : totals + convolution.chunks].sum())
     sites = torch.empty((limit, indices.shape[1]), dtype=indices.dtype, device=device)
-    convolution.scan(
+    arguments = (
         (convolution.chunks + (cdiv(count, 1024) if dense else 0),),
-        indices, zeros32, owners, sites, total, start, start + convolution.ranks_at, words, convolution.chunks, count,
+        indices, zeros32, owners, sites, total, start, start + convolution.ranks_at, words, convolution.chunks,
+        convolution.chunk_bits, count,
     )  # fmt: skip
+    key = "scan", indices.dtype, convolution.dimensions
+    _gpu.compile_once(key, lambda: [scan(*arguments) for scan in convolution.scans])
+    convolution.scans[convolution.large](*arguments)
     return Ranked(sites, zeros32, start, zeros32, start + convolution.ranks_at, start + used, owners, bits)
 
 
 def _hash_sites(indices, convolution, spare):
     found = SiteHash(indices, convolution.batch_size, convolution.shape, 0, 1, spare)
     found.insert()
-    return found.zeros32, found.start, found.scratch, found.constants["BITS"]
+    return found.zeros32, found.start, found.scratch, found.bits
 
 
 def _rank_by_sort(indices, convolution, total, counts, _scratch):
@@ -256,11 +257,11 @@ def _leading_place(
     return ((b * OT + pt) * OZ + pz) * OY + py, vy & vz & vt
 
 
-@_gpu.kernel(varying=("start", "count"))
+@_gpu.kernel
 def _mark_kernel(
-    indices, zeros32, owners, start, words, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
-    ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, CHUNK: tl.constexpr, OWNERS: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    indices, zeros32, owners, start, words, chunk_bits, dense, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
+    ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     DILATION: tl.constexpr, COMMON: tl.constexpr, STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr,
     TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -297,9 +298,9 @@ def _mark_kernel(
         )  # fmt: skip
         bits = bits | tl.where((flat >> 5) == home, bit, 0)
     standing = tl.load(bitmap + home, mask=bits != 0, other=0).to(tl.uint32, bitcast=True)
-    if OWNERS:
+    if (dense != 0) & (tl.program_id(1) == 0):
         own = (((b * T + t) * Z + z) * Y + y) * X + x
-        tl.store(owners + own, i, mask=inside & as_mask(tl.program_id(1) == 0, inside))
+        tl.store(owners + own, i, mask=inside)
     missing = (bits & standing) != bits
     before = tl.atomic_or(bitmap + home, bits.to(tl.int32, bitcast=True), mask=missing, sem="relaxed")
     for c in tl.static_range(1, TAPS):
@@ -310,9 +311,9 @@ def _mark_kernel(
         far = ((flat >> 5) != home) & (bit != 0)
         stood = tl.atomic_or(bitmap + (flat >> 5), bit.to(tl.int32, bitcast=True), mask=far, sem="relaxed")
         fresh_far = far & ((stood.to(tl.uint32, bitcast=True) & bit) == 0)
-        tl.atomic_add(totals + (flat >> 5) // CHUNK, 1, mask=fresh_far, sem="relaxed")
+        tl.atomic_add(totals + (flat >> 5 >> chunk_bits), 1, mask=fresh_far, sem="relaxed")
     fresh = popcount(tl.where(missing, bits ^ (bits & before.to(tl.uint32, bitcast=True)), 0))
-    tl.atomic_add(totals + home // CHUNK, fresh, mask=fresh > 0, sem="relaxed")
+    tl.atomic_add(totals + (home >> chunk_bits), fresh, mask=fresh > 0, sem="relaxed")
 
 
 @triton.jit
@@ -329,16 +330,19 @@ def _further_bit(
     return flat, tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
 
 
-@_gpu.kernel(varying=("start", "ranks_at", "count"))
+@_gpu.kernel
 def _scan_kernel(
-    indices, zeros32, owners, sites, total, start, ranks_at, words, chunks, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    indices, zeros32, owners, sites, total, start, ranks_at, words, chunks, chunk_bits, count,
+    batch, T, Z, Y, X, OT, OZ, OY, OX,
+    D: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of the bitmap; those behind them settle which of several rows at a site is the lowest."""
     p = tl.program_id(0)
     if p < chunks:
         ranks = (zeros32 + ranks_at).to(tl.pointer_type(tl.int64), bitcast=True)
-        _scan_chunk(p, zeros32 + start + 2, ranks, sites, total, words, chunks, OT, OZ, OY, OX, D, CHUNKS, CHUNK, WORDS)
+        _scan_chunk(
+            p, zeros32 + start + 2, ranks, sites, total, words, chunks, chunk_bits, OT, OZ, OY, OX, D, CHUNKS, WORDS
+        )
     else:
         i = (p - chunks) * BLOCK + tl.arange(0, BLOCK)
         inside, b, t, z, y, x = load_site(indices, i, i < count, batch, T, Z, Y, X, D)
@@ -352,8 +356,8 @@ def _scan_kernel(
 
 @triton.jit
 def _scan_chunk(
-    p, bitmap, ranks, sites, total, words, chunks, OT, OZ, OY, OX,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WORDS: tl.constexpr,
+    p, bitmap, ranks, sites, total, words, chunks, chunk_bits, OT, OZ, OY, OX,
+    D: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """ranks[w] = outputs before word w << 32 | its bits; the sites of one chunk; their total number."""
     e = tl.arange(0, CHUNKS)
@@ -361,8 +365,8 @@ def _scan_chunk(
     before = tl.sum(tl.where(e < p, sums, 0), 0)
     if p == 0:
         tl.store(total, tl.sum(sums, 0))
-    for first in range(0, CHUNK, WORDS):
-        w = p * CHUNK + first + tl.arange(0, WORDS)
+    for first in range(p << chunk_bits, (p + 1) << chunk_bits, WORDS):
+        w = first + tl.arange(0, WORDS)
         bits = tl.load(bitmap + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)
         n = popcount(bits)
         base = before + tl.cumsum(n, 0) - n
@@ -388,15 +392,15 @@ def _scan_chunk(
             tl.store(at, rest, mask=hit)
 
 
-@_gpu.kernel(varying=("start", "ranks_at", "counts_at", "count", "blocks", "length"))
+@_gpu.kernel
 def _rank_kernel(
-    indices, ranks, zeros32, owners, outputs, start, ranks_at, counts_at, count, blocks, length,
+    indices, ranks, zeros32, owners, outputs, start, ranks_at, counts_at, bits, count, blocks, length,
     batch, T, Z, Y, X, OT, OZ, OY, OX,
-    HASH_BITS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    SEARCHED: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, COMMON: tl.constexpr,
     STEP: tl.constexpr, INVERSE: tl.constexpr, MOST: tl.constexpr, TRANSPOSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """outputs[k, i] for BLOCK sites and one row of TAPS offsets. STEPS > 0: ranks are sorted sites to search in."""
+    """outputs[k, i] for BLOCK sites and one row of TAPS offsets. SEARCHED: ranks are sorted sites."""
     p = tl.program_id(0)
     r = tl.program_id(1)
     ranks = (ranks + ranks_at).to(tl.pointer_type(tl.int64), bitcast=True)
@@ -405,10 +409,10 @@ def _rank_kernel(
     valid = i < count
     inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
     if tl.load(zeros32 + start) > 0:
-        if HASH_BITS > 0:
-            own = tl.load(owners + (1 << HASH_BITS) + i, mask=inside, other=0)  # the site's slot
-        else:
-            own = (((b * T + t) * Z + z) * Y + y) * X + x
+        own = (((b * T + t) * Z + z) * Y + y) * X + x
+        if bits > 0:  # of a hash
+            _, _, _, slots = parts(zeros32, owners, bits, 1, False)
+            own = tl.load(slots + i, mask=inside, other=0)
         inside = inside & (tl.load(owners + own, mask=inside, other=-1) == i)
     if WIDE:
         b, t, z, y, x = b.to(tl.int64), t.to(tl.int64), z.to(tl.int64), y.to(tl.int64), x.to(tl.int64)
@@ -422,13 +426,13 @@ def _rank_kernel(
     # Three taps at a time: all loads before the stores, which would wait for them one by one.
     for c in tl.static_range(0, TAPS, 3):
         hit0, rank0 = _rank_under(ranks, length, row, x, r % KX + c, inside, OX, STRIDE[3], PADDING[3], DILATION[3],
-                                  TRANSPOSE, STEPS)  # fmt: skip
+                                  TRANSPOSE, SEARCHED)  # fmt: skip
         more = inside & (c + 1 < TAPS)
         hit1, rank1 = _rank_under(ranks, length, row, x, r % KX + c + 1, more, OX, STRIDE[3], PADDING[3], DILATION[3],
-                                  TRANSPOSE, STEPS)  # fmt: skip
+                                  TRANSPOSE, SEARCHED)  # fmt: skip
         more = inside & (c + 2 < TAPS)
         hit2, rank2 = _rank_under(ranks, length, row, x, r % KX + c + 2, more, OX, STRIDE[3], PADDING[3], DILATION[3],
-                                  TRANSPOSE, STEPS)  # fmt: skip
+                                  TRANSPOSE, SEARCHED)  # fmt: skip
         k = (r * TAPS + c).to(tl.int64)
         out = outputs + k * count + i
         sums = tl.sum(hit0.to(tl.int64) | (hit1.to(tl.int64) << 20) | (hit2.to(tl.int64) << 40), 0)
@@ -447,16 +451,18 @@ def _rank_kernel(
 @triton.jit
 def _rank_under(
     ranks, length, row, x, k, inside, OX, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
-    TRANSPOSE: tl.constexpr, STEPS: tl.constexpr,
+    TRANSPOSE: tl.constexpr, SEARCHED: tl.constexpr,
 ):  # fmt: skip
     """The output row that a site meets under tap k along x. -> whether there is one, the row or -1"""
     place, there = _place_under(x, k, OX, STRIDE, PADDING, DILATION, TRANSPOSE)
     there = there & inside
     flat = row + place
-    if STEPS > 0:
+    if SEARCHED:
         low = tl.zeros(flat.shape, tl.int64)
         high = low + length
-        for _ in range(STEPS):
+        left = tl.cast(length, tl.int64)  # as many steps as it has bits
+        while left > 0:
+            left = left >> 1
             middle = (low + high) >> 1
             less = tl.load(ranks + middle, mask=there & (middle < high), other=NO_SITE) < flat
             low = tl.where(less & (low < high), middle + 1, low)
@@ -469,7 +475,7 @@ def _rank_under(
     return there, tl.where(there, rank, -1)
 
 
-@_gpu.kernel(varying=("count",))
+@_gpu.kernel
 def _candidates_kernel(
     indices, keys, count, batch, T, Z, Y, X, OT, OZ, OY, OX,
     BLOCK: tl.constexpr, D: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
@@ -493,7 +499,7 @@ def _candidates_kernel(
     tl.store(keys + q.to(tl.int64) * count + i, flat, mask=i < count)
 
 
-@_gpu.kernel(varying=("count", "length"))
+@_gpu.kernel
 def _invert_kernel(outputs, inputs, count, length, BLOCK: tl.constexpr):
     k = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -52,18 +52,19 @@ def submanifold_table(indices, batch_size, shape, kernel_size, dilation, copy=No
     found.insert(copy)
     neighbors = torch.empty((volume, count), dtype=torch.int32, device=indices.device)
     _lookup_kernel[(cdiv(count, LOOKUP_BLOCK), groups)](
-        indices, found.zeros, found.zeros32, found.scratch, neighbors, count, batch_size, *shape, found.words, blocks,
+        indices, found.zeros, found.zeros32, found.scratch, neighbors, found.bits, count, batch_size, *shape,
+        found.words, blocks,
         COUNT=counts, BLOCK=LOOKUP_BLOCK, GRAIN=GRAIN, num_warps=LOOKUP_WARPS, **constants, **found.constants,
     )  # fmt: skip
     return neighbors, found
 
 
-@_gpu.kernel(varying=("count", "blocks"))
+@_gpu.kernel
 def _lookup_kernel(
-    indices, zeros, zeros32, scratch, neighbors, count, batch, T, Z, Y, X, words, blocks,
+    indices, zeros, zeros32, scratch, neighbors, bits, count, batch, T, Z, Y, X, words, blocks,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, KERNEL: tl.constexpr, DILATION: tl.constexpr,
     TAPS: tl.constexpr, OFFSET_ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr,
-    PAYLOAD: tl.constexpr, WORD: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    PAYLOAD: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """TILE rows of offsets for BLOCK sites; the centre row, which is the site's own word, goes with the first."""
     KT: tl.constexpr = KERNEL[0]
@@ -72,7 +73,7 @@ def _lookup_kernel(
     KX: tl.constexpr = KERNEL[3] // TAPS  # 1, or every tap has a row of its own
     DX: tl.constexpr = DILATION[3]
     CENTRE: tl.constexpr = OFFSET_ROWS // 2
-    masks, repeats, rows, home = parts(zeros32, scratch, BITS, WORD, WIDE)
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
     counts = repeats + 2
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
@@ -109,7 +110,7 @@ def _lookup_kernel(
         wanted = wanted & (tt >= 0) & (tt < T)
     word = xx // PAYLOAD
     key = word_key(b[None, :], tt, zz, yy, T, Z, Y, words, word, WIDE)
-    slot, bits = find(zeros, masks, key, wanted, BITS, WIDE)
+    slot, present = find(zeros, masks, key, wanted, bits, WIDE)
     bit = xx - word * PAYLOAD + HALO
     place = slot.to(tl.int64) * WORD + bit
 
@@ -121,9 +122,9 @@ def _lookup_kernel(
     own_out = neighbors + tl.full((), CENTRE * TAPS, tl.int64) * count + i
     # Three taps at a time: all loads before the stores, which would wait for them one by one.
     for c in tl.static_range(0, TAPS, 3):
-        hit0, row0 = _tap(rows, wanted, bits, bit, place, (c - TAPS // 2) * DX)
-        hit1, row1 = _tap(rows, wanted & (c + 1 < TAPS), bits, bit, place, (c + 1 - TAPS // 2) * DX)
-        hit2, row2 = _tap(rows, wanted & (c + 2 < TAPS), bits, bit, place, (c + 2 - TAPS // 2) * DX)
+        hit0, row0 = _tap(rows, wanted, present, bit, place, (c - TAPS // 2) * DX)
+        hit1, row1 = _tap(rows, wanted & (c + 1 < TAPS), present, bit, place, (c + 1 - TAPS // 2) * DX)
+        hit2, row2 = _tap(rows, wanted & (c + 2 < TAPS), present, bit, place, (c + 2 - TAPS // 2) * DX)
         mine = active & first
         own0, own_row0 = _tap(rows, mine, own_bits, own_bit, own_place, (c - TAPS // 2) * DX)
         own1, own_row1 = _tap(rows, mine & (c + 1 < TAPS), own_bits, own_bit, own_place, (c + 1 - TAPS // 2) * DX)
@@ -154,7 +155,7 @@ def _lookup_kernel(
 
 
 @triton.jit
-def _tap(rows, wanted, bits, bit, place, shift):
+def _tap(rows, wanted, present, bit, place, shift):
     """The row `shift` places beside. -> whether there is one, the row or -1"""
-    hit = wanted & (((bits >> ((bit + shift) & 31).to(tl.uint32)) & 1) != 0)
+    hit = wanted & (((present >> ((bit + shift) & 31).to(tl.uint32)) & 1) != 0)
     return hit, tl.load(rows + place + shift, mask=hit, other=-1)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu.arithmetic import from_bits
+from triops._gpu.memory import load_run, store_run
 
 BLOCK = _gpu.block(1024, interpreted=8192)
 
@@ -21,30 +22,32 @@ def sigmoid_focal_loss_backward(grad_output, input, target, weight, gamma, alpha
 def _launch(grad, input, target, weight, gamma, alpha):
     input, target = input.contiguous(), target.contiguous()
     out = torch.empty_like(input)
-    count, classes = input.numel(), input.shape[1]
-    if count == 0:
+    rows, classes = input.shape
+    if out.numel() == 0:
         return out
     # the gradient of a sum is one number, seen at every place: strides of 0 read it without spreading it out
     strides = (0, 0) if grad is None else grad.stride()
-    _focal_loss_kernel[(_gpu.cdiv(count, BLOCK),)](
+    _focal_loss_kernel[(_gpu.cdiv(rows * classes, BLOCK),)](
         input, target, input if weight is None else weight.contiguous(), input if grad is None else grad, out,
-        count, classes, *strides, _gpu.bits_of(gamma), _gpu.bits_of(alpha),
-        WEIGHTED=weight is not None, BACKWARD=grad is not None, BLOCK=BLOCK, num_warps=4,
+        rows, classes, *strides, _gpu.bits_of(gamma), _gpu.bits_of(alpha),
+        WEIGHTED=weight is not None, BACKWARD=grad is not None, CONTIGUOUS=grad is None or grad.is_contiguous(),
+        BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
 
 @_gpu.kernel
 def _focal_loss_kernel(
-    input, target, weight, grad, out, count, classes, row_stride, column_stride, gamma, alpha,
-    WEIGHTED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+    input, target, weight, grad, out, rows, classes, row_stride, column_stride, gamma: tl.int64, alpha: tl.int64,
+    WEIGHTED: tl.constexpr, BACKWARD: tl.constexpr, CONTIGUOUS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     real: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     gamma = from_bits(gamma, real)
     alpha = from_bits(alpha, tl.float64)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     flat = begin + tl.arange(0, BLOCK)
-    inside = flat < count
+    count = rows.to(tl.int64) * classes
+    inside, whole = flat < count, begin + BLOCK <= count
     # row and class, with a division of 64 bits for the block and of 32 for its values
     first = begin // classes
     local = (begin - first * classes).to(tl.int32) + tl.arange(0, BLOCK)
@@ -54,7 +57,7 @@ def _focal_loss_kernel(
 
     label = tl.load(target + row, mask=inside, other=-1)
     hit = label == column
-    x = tl.load(input + flat, mask=inside, other=0).to(real)
+    x = load_run(input + flat, inside, whole, 0.0).to(real)
     y = tl.where(hit, -x, x)
     scale = tl.where(hit, alpha.to(real), (1.0 - alpha).to(real))
     if WEIGHTED:
@@ -69,11 +72,14 @@ def _focal_loss_kernel(
         q, other = tl.where(y < 0, small, large), tl.where(y < 0, large, small)
         softplus = tl.minimum(tl.maximum(y, 0.0), 1000.0) + log_tail  # beyond, `other` is 0 and y may be infinite
         slope = power * (gamma * other * softplus + q)
-        above = tl.load(grad + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0)
+        if CONTIGUOUS:
+            above = load_run(grad + flat, inside, whole, 0.0)
+        else:
+            above = tl.load(grad + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
         result = above.to(real) * scale * tl.where(hit, -slope, slope)
     else:
         result = scale * power * (tl.maximum(y, 0.0) + log_tail)
-    tl.store(out + flat, result.to(out.dtype.element_ty), mask=inside)
+    store_run(out + flat, result.to(out.dtype.element_ty), inside, whole)
 
 
 @triton.jit

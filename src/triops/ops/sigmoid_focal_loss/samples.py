@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triops._check import FLOATS
-from triops._sample import BadCall, Sample, Work, bytes_of, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Work, bytes_of, compiled_mmcv
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -74,6 +74,12 @@ for _name in _NAMES:
         Sample(_name, "182400 anchors, 80 classes", _random(_name, 182_400, 80, background=0.999), "network",
                FLOATS[:3], gpu_only=True),
     ]  # fmt: skip
+
+
+SIZED = [
+    Sized(operator, "80 classes", lambda draw, operator=operator: _random(operator, draw(9000), 80))  # type: ignore[misc]
+    for operator in _NAMES
+]
 
 
 def _bad(what: str, error: type[Exception], match: str, *args: Any, **options: Any) -> BadCall:

@@ -198,7 +198,7 @@ def _split(weight, flip):
     return parts
 
 
-@_gpu.kernel
+@_gpu.kernel(specialize=("size", "channels_in", "stride_out", "stride_tap", "stride_in"))
 def _split_kernel(
     weight, parts, size, taps, channels_in, stride_out, stride_tap, stride_in, FLIP: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -299,7 +299,7 @@ def _visit(
     return total
 
 
-@_gpu.kernel(varying=("tiles", "rows", "outputs"))
+@_gpu.kernel(specialize=("stride_out", "stride_tap", "stride_in", "part"))
 def _conv_kernel(
     features, weight, bias, residual, out, plan, tiles, rows, outputs, taps, stride_out, stride_tap, stride_in, part,
     alpha_bits,
@@ -365,7 +365,7 @@ def _activate(value, alpha_bits, ACTIVATION: tl.constexpr):
     return value
 
 
-@_gpu.kernel(varying=("rows", "outputs"))
+@_gpu.kernel
 def _weight_kernel(
     features, grad_output, grad, plan, rows, outputs, taps, chunk,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK: tl.constexpr,
@@ -376,7 +376,7 @@ def _weight_kernel(
     ACROSS: tl.constexpr = ACROSS_IN * ((OUT + BLOCK_OUT - 1) // BLOCK_OUT)
     number = tl.program_id(0) // ACROSS
     every = tl.arange(0, PADDED)
-    counts = plan + 2 * tl.cast(taps, tl.int64) * outputs
+    counts = plan + 2 * taps.to(tl.int64) * outputs
     chunks = tl.cdiv(tl.minimum(tl.load(counts + every, mask=every < taps, other=0), outputs), chunk)
     behind = tl.cumsum(chunks, 0)  # the first chunk that belongs to a later offset
     if number < tl.sum(chunks, 0):
@@ -418,7 +418,7 @@ def _weight_kernel(
             tl.atomic_add(grad + place, total, mask=exists, sem="relaxed")
 
 
-@_gpu.kernel(varying=("outputs",))
+@_gpu.kernel
 def _reduce_kernel(
     parts, grad, plan, outputs, taps, chunk,
     IN: tl.constexpr, OUT: tl.constexpr, PADDED: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
@@ -428,7 +428,7 @@ def _reduce_kernel(
     tap = tl.program_id(0) // ACROSS
     place = (tl.program_id(0) % ACROSS) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, PADDED)
-    counts = plan + 2 * tl.cast(taps, tl.int64) * outputs
+    counts = plan + 2 * taps.to(tl.int64) * outputs
     chunks = tl.cdiv(tl.minimum(tl.load(counts + every, mask=every < taps, other=0), outputs), chunk)
     first = tl.sum(tl.where(every < tap, chunks, 0), 0)
     last = tl.sum(tl.where(every <= tap, chunks, 0), 0)

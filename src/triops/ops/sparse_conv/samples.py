@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._check import FLOATS
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.rulebook import row_tiles
 from triops.ops.rulebook.plans import TILE
 from triops.ops.sparse_conv import Rulebook, fused_convolution, preferred_tile, sparse_conv
@@ -242,6 +242,16 @@ SAMPLES += [
     Sample("sparse_conv_fused", "no channels in", _fused(_TINY, 0, 4, "silu"), "boundary", (torch.float32,)),
     Sample("sparse_conv_fused", "submanifold, 248636 sites, 16 channels",
            _fused(lambda: lidar(), 16, 16, "relu", residual=False), "network"),
+]  # fmt: skip
+
+
+SIZED = [
+    Sized("sparse_conv", "submanifold", lambda draw: _conv(submanifold(draw(3000), draw(4), [9, 20, 20]), 16, 16)),
+    Sized("sparse_conv", "stride 2", lambda draw: _conv(sparse(draw(3000), draw(4), [9, 20, 20]), 16, 32)),
+    Sized("sparse_conv_fused", "submanifold", lambda draw: _fused(
+        submanifold(draw(3000), draw(4), [9, 20, 20]), 16, 16, "relu")),
+    Sized("sparse_conv_backward_weight", "submanifold", lambda draw: _gradient(
+        submanifold(draw(3000), draw(4), [9, 20, 20]), 16, 16)),
 ]  # fmt: skip
 
 

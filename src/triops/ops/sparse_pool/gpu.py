@@ -73,7 +73,7 @@ def _tile(rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     return row, row < rows, channel, (row < rows)[:, None] & (channel < channels)[None, :]
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(specialize=("channels",))
 def _max_kernel(table, source, target, argmax, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     row, exists, channel, inside = _tile(rows, channels, HEIGHT, WIDTH)
     best = tl.zeros([HEIGHT, WIDTH], tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32)
@@ -94,7 +94,7 @@ def _max_kernel(table, source, target, argmax, count, rows, channels, taps, HEIG
     tl.store(argmax + place, at, mask=inside)
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(specialize=("channels",))
 def _max_backward_kernel(
     table, source, target, argmax, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -112,7 +112,7 @@ def _max_backward_kernel(
     tl.store(target + row[:, None] * channels + channel[None, :], total.to(target.dtype.element_ty), mask=inside)
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(specialize=("channels",))
 def _equals_backward_kernel(
     table, source, target, features, output, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -132,7 +132,7 @@ def _equals_backward_kernel(
     tl.store(target + own, total.to(target.dtype.element_ty), mask=inside)
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(specialize=("channels",))
 def _avg_kernel(table, source, target, number, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     row, exists, channel, inside = _tile(rows, channels, HEIGHT, WIDTH)
     total = tl.zeros([HEIGHT, WIDTH], tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32)
@@ -151,7 +151,7 @@ def _avg_kernel(table, source, target, number, count, rows, channels, taps, HEIG
     tl.store(number + row, found, mask=exists)  # every program of a row writes the same
 
 
-@_gpu.kernel(varying=("rows",))
+@_gpu.kernel(specialize=("channels",))
 def _avg_backward_kernel(
     table, source, target, number, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
 ):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triops import scenes
 from triops._check import FLOATS
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.rulebook.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold, with_gather
 from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool, sparse_max_pool_from_zero
@@ -79,6 +79,13 @@ SAMPLES += [
 SAMPLES += [
     Sample(operator, "stride 2, 149100 sites, 16 channels", _pool(operator, _lidar, 16), "network",
            demo=operator == "sparse_max_pool")
+    for operator in _OPERATORS
+]  # fmt: skip
+
+
+SIZED = [
+    Sized(operator, "stride 2", lambda draw, operator=operator: _pool(  # type: ignore[misc]
+        operator, sparse(draw(3000), draw(4), [9, 20, 20]), 16))
     for operator in _OPERATORS
 ]  # fmt: skip
 

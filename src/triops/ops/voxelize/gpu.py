@@ -14,7 +14,8 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu.arithmetic import divide, from_bits
-from triops._gpu.scan import MAX_SUMMED_BLOCKS, before_block
+from triops._gpu.memory import load_run, store_run
+from triops._gpu.scan import before_block, running_sums
 from triops._gpu.site_hash import SiteHash
 from triops.ops.voxelize.geometry import grid_size
 
@@ -49,27 +50,24 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
         return voxels, coords, num_points, slots, torch.zeros((), dtype=torch.int32, device=device)
     count = torch.empty((), dtype=torch.int32, device=device)
     parameters = _parameters(voxel_size, point_range)
-    home, first, offset = _first_points(points, slots, parameters)
+    home, first, offset16 = _first_points(points, slots, parameters)
 
     blocks = _gpu.cdiv(total, BLOCK)
-    summed = blocks > MAX_SUMMED_BLOCKS
     begun = torch.empty(blocks, dtype=torch.int32, device=device)
-    _count_kernel[(blocks,)](home, first, offset, begun, total, BLOCK=BLOCK, num_warps=4)
-    if summed:
-        begun = begun.cumsum(0, dtype=torch.int32)
+    _count_kernel[(blocks,)](home, first, offset16, begun, total, BLOCK=BLOCK, num_warps=4)
+    begun, _, summed = running_sums(begun, 0, 1, blocks)
     _number_kernel[(blocks,)](
-        points, home, first, offset, begun, coords, count, total, channels, blocks, rows, *parameters,
-        SUMMED=summed, BLOCKS=1 if summed else _gpu.next_power_of_2(blocks), BLOCK=BLOCK, num_warps=4,
-        enable_fp_fusion=False,
+        points, home, first, offset16, begun, coords, count, total, channels, blocks, summed, rows, *parameters,
+        BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
     lists = torch.full((rows * max_points,), -1, dtype=torch.int32, device=device)
     _list_kernel[(_gpu.cdiv(total, LIST_BLOCK),)](
-        home, first, offset, lists.view(torch.uint32), total, rows, max_points,
+        home, first, offset16, lists.view(torch.uint32), total, rows, max_points,
         STEPS=max_points.bit_length(), BLOCK=LIST_BLOCK, num_warps=LIST_WARPS,
     )  # fmt: skip
     _gather_kernel[(_gpu.cdiv(voxels.numel(), GATHER_BLOCK),)](
-        points, lists, voxels, coords, num_points, slots, voxels.numel(), channels, max_points,
+        points, lists, voxels, coords, num_points, slots, rows, channels, max_points,
         BLOCK=GATHER_BLOCK, num_warps=4,
     )  # fmt: skip
     return voxels, coords, num_points, slots, count
@@ -85,9 +83,9 @@ def _parameters(voxel_size, point_range):
 
 
 def _first_points(points, slots, parameters):
-    """-> home, first, offset: first[home[offset + i]] is the lowest point in the cell of point i; home is -1 outside.
+    """-> home, first, offset16: first[home[16 * offset16 + i]] is the lowest point in the cell of point i.
 
-    Fills slots with -1.
+    home is -1 outside. An offset in units of 16 shows the compiler aligned loads. Fills slots with -1.
     """
     total, channels = points.shape
     width, height, depth = parameters[6:]
@@ -106,7 +104,7 @@ def _first_points(points, slots, parameters):
         return home, first, 0
     table = SiteHash(home, 1, (1, depth, height, width), 0, 1)
     table.insert()
-    return table.scratch, table.scratch, 1 << table.constants["BITS"]
+    return table.scratch, table.scratch, 1 << table.bits >> 4
 
 
 @triton.jit
@@ -145,8 +143,9 @@ def _cell(
 
 @_gpu.kernel
 def _coords_kernel(
-    points, coords, total, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
-    BLOCK: tl.constexpr,
+    points, coords, total, channels,
+    low_x: tl.int64, low_y: tl.int64, low_z: tl.int64, size_x: tl.int64, size_y: tl.int64, size_z: tl.int64,
+    width, height, depth, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, x, y, z = _cell(
@@ -165,18 +164,19 @@ def _store_cell(coords, row, mask, x, y, z):
 
 @_gpu.kernel
 def _cells_kernel(
-    points, home, first, slots, total, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
-    DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    points, home, first, slots, total, channels,
+    low_x: tl.int64, low_y: tl.int64, low_z: tl.int64, size_x: tl.int64, size_y: tl.int64, size_z: tl.int64,
+    width, height, depth, DENSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    valid = i < total
+    valid, whole = i < total, (tl.program_id(0) + 1) * BLOCK <= total
     inside, x, y, z = _cell(
         points, i, valid, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth
     )
-    tl.store(slots + i, -1, mask=valid)
+    store_run(slots + i, tl.full((BLOCK,), -1, tl.int32), valid, whole)
     if DENSE:
         cell = (z * height + y) * width + x
-        tl.store(home + i, tl.where(inside, cell, -1), mask=valid)
+        store_run(home + i, tl.where(inside, cell, -1), valid, whole)
         # A look before the atomic: the first of a cell mostly comes first, and an old view costs one too many.
         lowest = tl.load(first + cell, mask=inside, other=0)
         tl.atomic_min(first + cell, i, mask=inside & (i < lowest), sem="relaxed")
@@ -189,29 +189,30 @@ def _cells_kernel(
 
 
 @triton.jit
-def _begins(home, first, offset, i, valid):
+def _begins(home, first, offset16, i, total, BLOCK: tl.constexpr):
     """-> the cell's place in `first`, and whether point i is its cell's first."""
-    place = tl.load(home + offset + i, mask=valid, other=-1)
+    valid = i < total
+    place = load_run(home + offset16 * 16 + i, valid, (tl.program_id(0) + 1) * BLOCK <= total, -1)
     return place, valid & (tl.load(first + place, mask=place >= 0, other=-1) == i)
 
 
 @_gpu.kernel
-def _count_kernel(home, first, offset, begun, total, BLOCK: tl.constexpr):
+def _count_kernel(home, first, offset16, begun, total, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, begins = _begins(home, first, offset, i, i < total)
+    _, begins = _begins(home, first, offset16, i, total, BLOCK)
     tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
 
 
 @_gpu.kernel
 def _number_kernel(
-    points, home, first, offset, begun, coords, count, total, channels, blocks, rows,
-    low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth,
-    SUMMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    points, home, first, offset16, begun, coords, count, total, channels, blocks, summed, rows,
+    low_x: tl.int64, low_y: tl.int64, low_z: tl.int64, size_x: tl.int64, size_y: tl.int64, size_z: tl.int64,
+    width, height, depth, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From here on `first` holds a cell's voxel, as ~voxel: negative, so that no point takes itself for the first."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place, begins = _begins(home, first, offset, i, i < total)
-    before, everything = before_block(begun, blocks, SUMMED, BLOCKS)
+    place, begins = _begins(home, first, offset16, i, total, BLOCK)
+    before, everything = before_block(begun, blocks, summed, tl.program_id(0))
     voxel = before + tl.cumsum(begins.to(tl.int32), 0) - 1
     tl.store(first + place, ~voxel, mask=begins)
     _, x, y, z = _cell(points, i, begins, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth)
@@ -221,9 +222,9 @@ def _number_kernel(
 
 
 @_gpu.kernel
-def _list_kernel(home, first, offset, lists, total, rows, max_points, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+def _list_kernel(home, first, offset16, lists, total, rows, max_points, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(home + offset + i, mask=i < total, other=-1)
+    place = tl.load(home + offset16 * 16 + i, mask=i < total, other=-1)
     voxel = ~tl.load(first + place, mask=place >= 0, other=0)
     pending = (place >= 0) & (voxel < rows)
     at = lists + tl.where(pending, voxel, 0).to(tl.int64) * max_points
@@ -247,23 +248,33 @@ def _list_kernel(home, first, offset, lists, total, rows, max_points, STEPS: tl.
 
 
 @_gpu.kernel
-def _gather_kernel(points, lists, voxels, coords, num_points, slots, size, channels, max_points, BLOCK: tl.constexpr):
+def _gather_kernel(points, lists, voxels, coords, num_points, slots, rows, channels, max_points, BLOCK: tl.constexpr):
     """Rows, 0 where a list ends. The last entry of a list knows its length; an empty one has no voxel."""
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    valid = e < size
-    slot = e // channels
-    channel = e - slot * channels
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    e = tl.arange(0, BLOCK)
+    left = rows.to(tl.int64) * max_points * channels - begin
+    valid = e < tl.minimum(left, BLOCK).to(tl.int32)
+    # divisions of 64 bits once per program, of 32 bits per element
+    first_slot = begin // channels
+    first_voxel = first_slot // max_points
+    channel = (begin - first_slot * channels).to(tl.int32) + e
+    down = channel // channels
+    channel -= down * channels
+    place = (first_slot - first_voxel * max_points).to(tl.int32) + down
+    across = place // max_points
+    place -= across * max_points
+    slot = first_slot + down
+    voxel = first_voxel + across
+
     point = tl.load(lists + slot, mask=valid, other=-1)
     value = tl.load(points + point.to(tl.int64) * channels + channel, mask=point >= 0, other=0.0)
-    tl.store(voxels + e, value, mask=valid)
+    store_run(voxels + begin + e, value, valid, left >= BLOCK)
 
     chief = valid & (channel == 0)
-    tl.store(slots + point, slot, mask=chief & (point >= 0))
-    voxel = slot // max_points
-    place = slot - voxel * max_points
-    behind = tl.load(lists + slot + 1, mask=chief & (place + 1 < max_points), other=-1)
-    tl.store(num_points + voxel, place + 1, mask=chief & (point >= 0) & (behind < 0))
+    tl.store(slots + point, slot.to(tl.int32), mask=chief & (point >= 0))
+    following = tl.load(lists + slot + 1, mask=chief & (place + 1 < max_points), other=-1)
+    tl.store(num_points + voxel, place + 1, mask=chief & (point >= 0) & (following < 0))
     empty = chief & (place == 0) & (point < 0)
     tl.store(num_points + voxel, 0, mask=empty)
-    zero = tl.zeros_like(voxel)
+    zero = tl.zeros_like(place)
     _store_cell(coords, voxel, empty, zero, zero, zero)

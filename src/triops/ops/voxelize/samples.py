@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
-from triops._sample import BadCall, Sample, Standard, Work, bytes_of, compiled_mmcv
+from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.voxelize import dynamic_voxelize, voxelize, voxelize_padded
 from triops.ops.voxelize.geometry import grid_size
 
@@ -144,6 +144,14 @@ SAMPLES += [
     Sample(_P, "as many voxels as points", _random(_P, 64, size=(0.01, 0.01, 0.01), max_voxels=64), "boundary"),
     Sample(_P, "1500 points in one cell, 1000 kept", _one_cell(1500, 1000), "boundary"),
     Sample(_P, "33 points in one cell, 33 kept", _one_cell(33, 33), "boundary"),
+]  # fmt: skip
+
+
+SIZED = [
+    Sized(_D, "points", lambda draw: _random(_D, draw(1_300_000))),
+    Sized(_P, "a small grid", lambda draw: _random(_P, draw(1_300_000), max_points=32, max_voxels=20_000)),
+    Sized(_P, "a large grid", lambda draw: _random(
+        _P, draw(1_300_000), size=(0.01, 0.01, 0.1), max_points=10, max_voxels=20_000)),
 ]  # fmt: skip
 
 
