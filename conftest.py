@@ -15,7 +15,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-collect_ignore = ["tests/compile_only.py"]  # a script that turns the interpreter off; looking for doctests imports it
+collect_ignore = ["tests/compile_only.py", "tests/compile_count.py"]  # a script that turns the interpreter off; looking for doctests imports it
 try:
     import triton  # noqa: F401
 except ImportError:

@@ -205,7 +205,7 @@ BAD_CALLS = _bad_calls()
 
 STANDARD = {
     _I: Standard(why_slower="points are sorted by cell"),
-    _F: Standard(why_slower="rows of features are gathered once per point"),
+    _F: Standard(error_scale="row", why_slower="rows of features are gathered once per point"),
     _B: Standard(why_slower="rows of the gradient are gathered once per point"),
 }
 
