@@ -29,12 +29,12 @@ POINTS = 8_000
 # what each network cannot do without
 OPERATORS = {
     "pointpillars": {"voxelize_padded", "nms_rotated"},
-    "second": {"voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+    "second": {"voxelize_padded", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
     "parta2": {
-        "voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_max_pool", "points_in_boxes", "box_iou_rotated",
+        "voxelize_padded", "packed_pairs", "sparse_conv", "sparse_max_pool", "points_in_boxes", "box_iou_rotated",
         "roiaware_pool3d_forward", "roiaware_pool3d_backward", "nms", "nms_rotated",
     },
-    "centerpoint": {"voxelize_padded", "get_indice_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
+    "centerpoint": {"voxelize_padded", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
 }  # fmt: skip
 
 
