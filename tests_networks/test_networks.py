@@ -31,8 +31,8 @@ OPERATORS = {
     "pointpillars": {"voxelize_padded", "nms_rotated"},
     "second": {"voxelize_padded", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
     "parta2": {
-        "voxelize_padded", "packed_pairs", "sparse_conv", "sparse_max_pool_from_zero", "points_in_boxes", "box_iou_rotated",
-        "roiaware_pool3d_forward", "roiaware_pool3d_backward", "nms", "nms_rotated",
+        "voxelize_padded", "packed_pairs", "sparse_conv", "sparse_max_pool_from_zero", "points_in_boxes",
+        "box_iou_rotated", "roiaware_pool3d_forward", "roiaware_pool3d_backward", "nms", "nms_rotated",
     },
     "centerpoint": {"voxelize_padded", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight", "nms_rotated"},
 }  # fmt: skip
