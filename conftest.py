@@ -15,7 +15,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-collect_ignore = ["tests/compile_only.py", "tests/compile_count.py"]  # a script that turns the interpreter off; looking for doctests imports it
+# Scripts that turn the interpreter off; looking for doctests would import them.
+collect_ignore = ["tests/compile_only.py", "tests/compile_count.py"]
 try:
     import triton  # noqa: F401
 except ImportError:
