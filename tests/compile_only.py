@@ -70,6 +70,7 @@ def compiling_for(target: GPUTarget) -> Iterator[set[str]]:
     JITFunction.run = compile_instead
     torch.empty = torch.zeros  # type: ignore[assignment]  # launchers may read what no kernel wrote
     driver.set_active(NoDevice(target))
+    _gpu.launch._ready.clear()  # every target is a device that has compiled nothing yet
     try:
         yield compiled
     finally:

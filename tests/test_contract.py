@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEVICES, GPU, assert_same, run, run_guarded, small
+from support import DEVICES, GPU, assert_same, error_scale, run, run_guarded, small
 
 from triops import _sample
 from triops._op import OPERATORS, reference_backend
@@ -185,5 +185,10 @@ def test_baselines_that_the_benchmark_compares_with_compute_the_same_thing(sampl
     got, expected = _sample.tensors_of(baseline(*args)), _sample.tensors_of(run("reference", sample.operator, args))
     assert [(g.dtype, g.shape) for g in got] == [(e.dtype, e.shape) for e in expected]
     for g, e in zip(got, expected, strict=True):
-        wrong = (g != e) if not e.is_floating_point() else (g - e).abs() > 1e-3 * e.abs()
-        assert wrong.float().mean() < 1e-3, "a rounding may flip a predicate now and then, no more"
+        wrong = g != e
+        if e.is_floating_point() and e.numel():
+            size = e.abs()
+            if e.dim() and error_scale(sample.operator) == "row":  # terms of a sum may cancel
+                size = size.amax(-1, keepdim=True)
+            wrong = (g - e).abs() > 1e-3 * size
+        assert not e.numel() or wrong.float().mean() < 1e-3, "a rounding may flip a predicate now and then, no more"

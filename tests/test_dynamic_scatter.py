@@ -127,8 +127,7 @@ def test_any_coordinates_are_told_apart(backend: str, limit: int) -> None:
 
 @pytest.mark.skipif("gpu" not in BACKENDS, reason="no Triton")
 def test_more_blocks_than_a_program_sums_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = pytest.importorskip("triops.ops.dynamic_scatter.gpu")
-    monkeypatch.setattr(gpu, "MAX_SUMMED_BLOCKS", 2)
+    monkeypatch.setattr(pytest.importorskip("triops._gpu.scan"), "MAX_ADDED", 2)
     g = torch.Generator().manual_seed(1)
     args = (torch.randn(5000, 2, generator=g), torch.randint(-1, 9, (5000, 3), generator=g), "mean")
     assert_same(run("gpu", FORWARD, args), run("reference", FORWARD, args))

@@ -142,7 +142,7 @@ def test_a_cell_that_holds_thousands_keeps_the_lowest_in_order(backend: str) -> 
 @pytest.mark.parametrize("dense", [True, False])
 def test_more_blocks_than_a_program_sums_up(monkeypatch: pytest.MonkeyPatch, dense: bool) -> None:
     gpu = pytest.importorskip("triops.ops.voxelize.gpu")
-    monkeypatch.setattr(gpu, "MAX_SUMMED_BLOCKS", 2)
+    monkeypatch.setattr(pytest.importorskip("triops._gpu.scan"), "MAX_ADDED", 2)
     monkeypatch.setattr(gpu, "MAX_DENSE", gpu.MAX_DENSE if dense else 0)
     points = torch.rand(5000, 3, generator=torch.Generator().manual_seed(1)) * torch.tensor([4.2, 3.2, 2.2])
     args = (points, [0.1, 0.1, 0.1], BOUNDS, 3, 4000)

@@ -206,7 +206,7 @@ BAD_CALLS = _bad_calls()
 STANDARD = {
     _I: Standard(why_slower="points are sorted by cell"),
     _F: Standard(error_scale="row", why_slower="rows of features are gathered once per point"),
-    _B: Standard(why_slower="rows of the gradient are gathered once per point"),
+    _B: Standard(error_scale="row", why_slower="rows of the gradient are gathered once per point"),
 }
 
 
@@ -253,7 +253,7 @@ def _vectorised_backward(grad: Tensor, features: Tensor, depth: Tensor | None, c
     padded = torch.cat([grad, grad.new_zeros((1, grad.shape[1]))])
     above = padded[torch.where((cells >= 0) & (cells < len(grad)), cells, len(grad)).long()]
     if depth is None:
-        return (above,)
+        return above, grad.new_zeros(0)
     images, depths, pixels = depth.shape
     above = above.view(images, depths, pixels, grad.shape[1])
     grad_features = torch.einsum("ndsc,nds->nsc", above, depth).flatten(0, 1)
