@@ -10,14 +10,23 @@ from importlib.util import find_spec
 import torch
 
 from triops import __version__
-from triops._op import OPERATORS, REQUIREMENTS
+from triops._op import OPERATORS, REQUIREMENTS, why_unusable
 
 
 def versions() -> dict[str, str]:
     found = {"triops": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for package in ("numba", "triton", "numpy"):
-        found[package] = metadata.version(package) if find_spec(package) else "not installed"
+        found[package] = _version(package)
     return found
+
+
+def _version(package: str) -> str:
+    if find_spec(package) is None:
+        return "not installed"
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a folder on the path that nobody installed
+        return "unknown"
 
 
 def devices() -> list[str]:
@@ -34,15 +43,15 @@ def serving() -> dict[str, dict[str, str]]:
     table = {}
     for operator in OPERATORS.values():
         table[operator.name] = {
-            backend: package if backend in operator.backends and find_spec(package) else "reference"
+            backend: package if backend in operator.backends and not why_unusable(backend) else "reference"
             for backend, (package, _) in REQUIREMENTS.items()
         }
     return table
 
 
 def cache_directory() -> str:
-    if find_spec("numba") is None:
-        return "none: numba is not installed"
+    if why_unusable("cpu"):
+        return "none, without numba"
     from triops._cpu.cache import cache_directory
 
     return cache_directory() or "none writable: kernels are compiled anew in every process"
@@ -58,10 +67,9 @@ def dropin() -> list[str]:
 def remedies() -> list[str]:
     """One line for each thing that is missing and matters here."""
     found = []
-    if find_spec("numba") is None:
-        found.append("CPU calls use the slow reference. Remedy: pip install numba")
-    if torch.cuda.is_available() and find_spec("triton") is None:
-        found.append("GPU calls use the slow reference. Remedy: pip install triton")
+    for backend in ("cpu", "gpu") if torch.cuda.is_available() else ("cpu",):
+        if reason := why_unusable(backend):
+            found.append(f"{backend.upper()} calls use the slow reference: {reason}")
     if not torch.cuda.is_available():
         found.append("No GPU that torch can use: everything runs on the CPU.")
     if find_spec("matplotlib") is None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -82,9 +83,9 @@ class Operator:
         return found
 
     def _load(self, backend: str) -> Callable[..., Any]:
-        package, remedy = REQUIREMENTS[backend]
-        if find_spec(package) is None:
-            _warn_missing(backend, package, remedy)
+        reason = why_unusable(backend)
+        if reason:
+            _warn_unusable(backend, reason)
             return self.reference
         kernel: Callable[..., Any] = getattr(import_module(f"{self.package}.{backend}"), self.name)
         return kernel
@@ -225,15 +226,31 @@ def describe(names: list[str], args: tuple[Any, ...]) -> str:
     return ", ".join(parts)
 
 
+@cache
+def why_unusable(backend: str) -> str:
+    """Why the package that a backend stands on cannot be used here, with the remedy; empty where it can.
+
+    Imports the package: one that is installed may still be broken, such as Numba beside a NumPy that is too new for it.
+    """
+    package, remedy = REQUIREMENTS[backend]
+    if find_spec(package) is None:
+        return f"{package} is not installed. Remedy: {remedy}"
+    try:
+        import_module(package)
+    except Exception as error:  # a broken package raises whatever it likes
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"{package} is installed but cannot be imported ({words}). Remedy: {remedy} --upgrade"
+    return ""
+
+
 _warned: set[str] = set()
 
 
-def _warn_missing(backend: str, package: str, remedy: str) -> None:
-    if package not in _warned:
-        _warned.add(package)
+def _warn_unusable(backend: str, reason: str) -> None:
+    if backend not in _warned:
+        _warned.add(backend)
         warnings.warn(
-            f"triops: {package} is not installed, so {backend.upper()} calls use the slow plain-torch reference. "
-            f"Remedy: {remedy}",
+            f"triops: {backend.upper()} calls use the slow plain-torch reference: {reason}",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from triops._op import OPERATORS, REQUIREMENTS, describe
+from triops._op import OPERATORS, REQUIREMENTS, describe, why_unusable
 from triops.acceptance import report as report_files
 from triops.acceptance import runner
 from triops.acceptance.case_file import CaseError as CaseError
@@ -98,12 +97,12 @@ def _check_backend(backend: str | None, device: str) -> None:
         raise UsageError(f"--backend must be reference, cpu or gpu, got {backend}")
     if backend == "cpu" and device != "cpu":
         raise UsageError("--backend cpu needs --device cpu")
-    if backend in REQUIREMENTS and find_spec(REQUIREMENTS[backend][0]) is None:
-        raise UsageError(f"--backend {backend} needs {REQUIREMENTS[backend][0]}. Remedy: {REQUIREMENTS[backend][1]}")
     try:
         runner.prepare_backend(backend, device)
     except RuntimeError as error:
         raise UsageError(str(error)) from None
+    if backend in REQUIREMENTS and (reason := why_unusable(backend)):
+        raise UsageError(f"--backend {backend}: {reason}")
 
 
 def _baseline(options: Options, device: str) -> dict[tuple[str, ...], float]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triops import _sample
-from triops._op import OPERATORS, REQUIREMENTS, Operator, reference_backend
+from triops._op import OPERATORS, Operator, reference_backend, why_unusable
 from triops.acceptance import case_file
 from triops.acceptance.ceilings import Ceilings
 from triops.acceptance.guards import guarded_memory
@@ -42,7 +41,7 @@ class Task:
 def backend_for(operator: Operator, device: str) -> str:
     """Which kernel a call on this device takes."""
     backend = "cpu" if device == "cpu" else "gpu"
-    return backend if backend in operator.backends and find_spec(REQUIREMENTS[backend][0]) else "reference"
+    return backend if backend in operator.backends and not why_unusable(backend) else "reference"
 
 
 def prepare_backend(backend: str | None, device: str) -> None:
