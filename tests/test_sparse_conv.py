@@ -437,6 +437,22 @@ def test_convolutions_of_one_rulebook_on_two_streams_are_right() -> None:
 
 
 @needs_gpu
+def test_tf32_rounds_its_factors_to_the_nearest_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.version.hip:
+        pytest.skip("TF32 is NVIDIA's")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    book, features, weight = gpu_case()
+    exact = sparse_conv(features.double(), weight.double(), book)
+
+    def error(got: Tensor, expected: Tensor) -> float:
+        return float((got - expected).norm() / expected.norm())
+
+    a, b = torch.randn(2, 1024, 864, device="cuda")
+    torchs_own = error(a @ b.t(), a.double() @ b.double().t())
+    assert error(sparse_conv(features, weight, book), exact) < 1.1 * torchs_own
+
+
+@needs_gpu
 def test_a_first_use_inside_a_capture_leaves_nothing_behind() -> None:
     warm, features, weight = gpu_case()
     expected = sparse_conv(features, weight, warm)

@@ -75,10 +75,8 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, tile, ti
         tiles = make_tiles(operator, "gather", gather, rows, tile)
     precision = _precision(features.dtype)
     config = _forward_config(features.dtype, precision, channels_in, channels_out, tile)
-    if precision == "split":
-        weight, flip = _split(weight, flip), False
-    elif features.dtype == torch.float32 and weight.stride(2) != 1:
-        weight = weight.contiguous()  # TF32 products want the summed channels contiguous
+    if precision in ("split", "tf32"):
+        weight, flip = _prepare(weight, flip, precision), False
     elif tile > TILE and weight.stride(0) != 1:
         # the large tiles of half types want the output channels contiguous: 111 us instead of 130, for a copy of 4
         weight = weight.permute(1, 2, 0).contiguous().permute(2, 0, 1)
@@ -146,6 +144,8 @@ def _precision(dtype):
 
 
 def _tf32_allowed():
+    if getattr(torch.version, "xpu", None):
+        return False  # the switch is CUDA's, and so is the rounding
     try:
         return torch.backends.cuda.matmul.allow_tf32
     except RuntimeError:  # the user has set torch's newer switch, which the older one then refuses to reflect
@@ -184,24 +184,29 @@ def _weight_config(dtype, channels_in, channels_out):
     return WeightConfig(out, inner, 64 if out * inner > 64 * 64 else 32, 4, 4)
 
 
-def _split(weight, flip):
-    """[Cout, K, Cin] -> bfloat16 [3, Cout, K, Cin], whose sum over the first axis is the float32 weight.
+def _prepare(weight, flip, precision):
+    """A float32 weight [Cout, K, Cin] in the parts whose products are summed. `flip` reverses the offsets on the way.
 
-    `flip` reverses the offsets on the way.
+    -> "split": bfloat16 [3, Cout, K, Cin], whose sum over the first axis is the weight. "tf32": float32 [Cout, K, Cin],
+    rounded to TF32, with the summed channels contiguous as these products want them.
     """
-    parts = torch.empty((3, *weight.shape), dtype=torch.bfloat16, device=weight.device)
+    split = precision == "split"
+    shape, dtype = ((3, *weight.shape), torch.bfloat16) if split else (weight.shape, torch.float32)
+    parts = torch.empty(shape, dtype=dtype, device=weight.device)
     _, taps, channels_in = weight.shape
     block = 1024
-    _split_kernel[(_gpu.cdiv(weight.numel(), block),)](
-        weight, parts, weight.numel(), taps, channels_in, *weight.stride(), FLIP=flip, BLOCK=block, num_warps=4
-    )
+    _prepare_kernel[(_gpu.cdiv(weight.numel(), block),)](
+        weight, parts, weight.numel(), taps, channels_in, *weight.stride(),
+        FLIP=flip, SPLIT=split, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return parts
 
 
 @_gpu.kernel(specialize=("size", "channels_in", "stride_out", "stride_tap", "stride_in"))
-def _split_kernel(
-    weight, parts, size, taps, channels_in, stride_out, stride_tap, stride_in, FLIP: tl.constexpr, BLOCK: tl.constexpr
-):
+def _prepare_kernel(
+    weight, parts, size, taps, channels_in, stride_out, stride_tap, stride_in,
+    FLIP: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = place < size
     row = place // channels_in
@@ -209,10 +214,22 @@ def _split_kernel(
     if FLIP:
         tap = taps - 1 - tap
     at = (row // taps).to(tl.int64) * stride_out + tap * stride_tap + (place % channels_in) * stride_in
-    high, middle, low = _parts_of(tl.load(weight + at, mask=exists))
-    tl.store(parts + place, high, mask=exists)
-    tl.store(parts + size + place, middle, mask=exists)
-    tl.store(parts + 2 * size + place, low, mask=exists)
+    value = tl.load(weight + at, mask=exists)
+    if SPLIT:
+        high, middle, low = _parts_of(value)
+        tl.store(parts + place, high, mask=exists)
+        tl.store(parts + size + place, middle, mask=exists)
+        tl.store(parts + 2 * size + place, low, mask=exists)
+    else:
+        tl.store(parts + place, _round_to_tf32(value), mask=exists)
+
+
+@triton.jit
+def _round_to_tf32(value):
+    """To the nearest: a tensor core cuts off what TF32 does not hold, which errs more than twice as much."""
+    return tl.inline_asm_elementwise(
+        "cvt.rna.tf32.f32 $0, $1;", "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -286,6 +303,8 @@ def _visit(
     exists = (summed < IN)[:, None] & (channel < OUT)[None, :]
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
     b = _load(at, exists, ALL)
+    if PRECISION == "tf32":
+        a = _round_to_tf32(a)  # the weight was rounded beforehand: it goes to the tensor cores without registers
     if PRECISION == "split":
         b_middle, b_low = _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL)
         product = _split_product(a, b, b_middle, b_low, tl.zeros_like(total), REPAIR)
