@@ -1,7 +1,8 @@
 """The plans of a table on GPU: tiles of rows for a convolution, packed pairs for its weight gradient.
 
 Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under one
-offset) wastes few rows: see `reference.row_tiles`. Nothing here waits for the GPU.
+offset) wastes few rows: see `reference.row_tiles`. Four launches: the code of every row, two passes of a radix sort by
+eight of its bits each, and the tiles. Nothing here waits for the GPU.
 """
 
 import torch
@@ -10,14 +11,16 @@ import triton.language as tl
 
 from triops import _check, _gpu
 from triops._gpu.scan import before_block, running_sums
-from triops.ops.rulebook.plans import pairs_size, tiles_size
-from triops.ops.rulebook.reference import MASK_BITS, ODDS, SAMPLE
+from triops.ops.rulebook.plans import MASK_BITS, offset_order, pairs_size, tiles_size
+from triops.ops.rulebook.reference import CODES, ODDS
 from triops.ops.rulebook.tables import refuse_rows_outside
 
-SAMPLES = tl.constexpr(SAMPLE)
-LEAST_ODDS, MOST_ODDS = tl.constexpr(ODDS[0]), tl.constexpr(ODDS[1])
+P, MOST_CODE = tl.constexpr(ODDS), tl.constexpr(CODES - 1)
+DIGITS = tl.constexpr(256)  # of one pass of the sort
+BLOCK = 1024  # rows that share a histogram
+STEP = 256  # rows that are compared with each other
+MOST_BLOCKS = 256  # whose histograms every program adds up by itself
 OFFSETS_PER_STEP = 32
-UNROLL = 9  # loads of one row under way together
 LOOKUPS = 512  # per program at a time
 
 
@@ -38,20 +41,27 @@ def make_tiles(operator, name, table, rows, tile):
     plan = torch.empty(tiles_size(table, tile), dtype=torch.int32, device=table.device)
     if columns == 0:
         return plan
-    bits = _bits_of(table, rows)
-    masks = torch.empty(columns, dtype=torch.int32, device=table.device)
-    codes = torch.empty(columns, dtype=torch.int16, device=table.device)
-    block = _gpu.block(128, interpreted=4096)
-    _code_kernel[(_gpu.cdiv(columns, block),)](
-        table, bits, masks, codes, columns, rows, offsets, MOST=MASK_BITS, UNROLL=UNROLL, BLOCK=block, num_warps=4,
-        enable_fp_fusion=False,
+    blocks, tiles, device = _gpu.cdiv(columns, BLOCK), _gpu.cdiv(columns, tile), table.device
+    masked = offsets <= MASK_BITS  # else a tile looks every offset up
+    masks = torch.empty(columns, dtype=torch.int32, device=device)
+    entries = torch.empty((2, columns), dtype=torch.int64, device=device)  # before and after the first pass
+    found = torch.empty((2, blocks, DIGITS.value), dtype=torch.int32, device=device)
+    _code_kernel[(blocks,)](
+        table, masks, entries, found, columns, rows, blocks,
+        MASKED=masked, ORDER=offset_order(offsets), BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    order = codes.sort(stable=True).indices
-    tiles = _gpu.cdiv(columns, tile)
+    for number in (0, 1):
+        summed = blocks > MOST_BLOCKS
+        if summed:
+            found[number] = found[number].cumsum(0)
+        _sort_kernel[(blocks,)](
+            entries, found, plan, tiles * offsets * tile, columns, blocks, int(summed),
+            PASS=number, BLOCK=BLOCK, STEP=STEP, num_warps=8,
+        )  # fmt: skip
     _tile_kernel[(tiles,)](
-        table, bits, masks, order, plan, tiles, columns, rows, offsets,
-        AT_ONCE=min(_gpu.next_power_of_2(offsets), OFFSETS_PER_STEP), TOGETHER=max(LOOKUPS // tile, 1), TILE=tile,
-        num_warps=1,
+        table, masks, plan, tiles, columns, rows, offsets,
+        MASKED=masked, AT_ONCE=min(_gpu.next_power_of_2(offsets), OFFSETS_PER_STEP),
+        TOGETHER=max(LOOKUPS // tile, 1), TILE=tile, num_warps=1,
     )  # fmt: skip
     return plan
 
@@ -77,100 +87,103 @@ def pack(operator, name, table, rows):
     return plan
 
 
-def _bits_of(table, rows):
-    """int32 [2, K]: which bit of a row's mask stands for each offset, and how many of SAMPLE rows have that bit.
-
-    The most common offset has bit 0; of more than MASK_BITS only the rarest have one, the others a number below 0.
-    """
-    offsets, columns = table.shape
-    seen = torch.empty(offsets, dtype=torch.int32, device=table.device)
-    bits = torch.empty(2, offsets, dtype=torch.int32, device=table.device)
-    _seen_kernel[(offsets,)](table, seen, columns, rows, max(columns // SAMPLE, 1), SAMPLE=SAMPLE, num_warps=4)
-    padded = _gpu.next_power_of_2(offsets)
-    some = min(padded, 32)
-    _bits_kernel[(_gpu.cdiv(offsets, some),)](
-        seen, bits, offsets, MOST=MASK_BITS, PADDED=padded, BLOCK=some, num_warps=4
-    )
-    return bits
-
-
-@_gpu.kernel
-def _seen_kernel(table, seen, outputs, count, step, SAMPLE: tl.constexpr):
-    tap = tl.program_id(0).to(tl.int64)
-    row = tl.arange(0, SAMPLE).to(tl.int64) * step
-    met = tl.load(table + tap * outputs + row, mask=row < outputs, other=-1)
-    tl.store(seen + tap, tl.sum(((met >= 0) & (met < count)).to(tl.int32), 0))
-
-
-@_gpu.kernel
-def _bits_kernel(seen, bits, taps, MOST: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    every = tl.arange(0, PADDED)[None, :]
-    frequency = tl.load(seen + every, mask=every < taps, other=-1)
-    own = tl.load(seen + tap, mask=tap < taps, other=-1)
-    more_common = (frequency > own[:, None]) | ((frequency == own[:, None]) & (every < tap[:, None]))
-    bit = tl.sum(more_common.to(tl.int32), 1) - tl.maximum(taps - MOST, 0)
-    tl.store(bits + tap, bit, mask=tap < taps)
-    tl.store(bits + taps + bit, own, mask=(tap < taps) & (bit >= 0))
-
-
 @_gpu.kernel
 def _code_kernel(
-    table, bits, masks, codes, outputs, count, taps, MOST: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr
-):
-    """A row's mask of offsets, and 16 bits of its place among all masks.
-
-    Masks are ordered by their rank as a Gray code. The code is the share of rows that come before, as if offsets
-    occurred independently of each other: common masks get codes of their own, rare ones share theirs.
-    """
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = row < outputs
+    table, masks, entries, found, columns, count, blocks,
+    MASKED: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's mask of offsets, its entry of the sort (code << 32 | row), and how many of a block have a low digit."""
+    block = tl.program_id(0)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    exists = row < columns
     mask = tl.zeros([BLOCK], tl.int32)
-    at = table + row
-    for tap in tl.range(0, taps, loop_unroll_factor=UNROLL):
-        met = tl.load(at, mask=exists, other=-1)
-        bit = tl.load(bits + tap)
-        has = (met >= 0) & (met < count) & (bit >= 0)
-        mask |= has.to(tl.int32) << tl.maximum(bit, 0)
-        at += outputs
     before = tl.zeros([BLOCK], tl.float32)
     share = before + 1
-    parity = tl.zeros([BLOCK], tl.int32)
-    top = tl.minimum(taps, MOST) - 1
-    for i in tl.range(0, top + 1, loop_unroll_factor=UNROLL):
-        bit = top - i
-        # Rare and common offsets are taken for less so: they come together, and would share too few codes.
-        odds = tl.minimum(tl.maximum(tl.load(bits + taps + bit).to(tl.float32) * (1 / SAMPLES), LEAST_ODDS), MOST_ODDS)
-        has = (mask >> bit) & 1
-        first = tl.where(parity == 1, odds, 1 - odds)
+    parity = mask
+    for i in tl.static_range(len(ORDER)):
+        entry = tl.load(table + tl.full((), ORDER[i], tl.int64) * columns + row, mask=exists, other=-1)
+        has = ((entry >= 0) & (entry < count)).to(tl.int32)
+        if MASKED:
+            mask |= has << ORDER[i]
+        first = tl.where(parity == 1, P, 1 - P)
         parity ^= has
         before += tl.where(parity == 1, share * first, 0.0)
-        share *= tl.where(has == 1, odds, 1 - odds)
+        share *= tl.where(has == 1, P, 1 - P)
+    # Rows behind the last have the highest code: in every pass they stay behind all others.
+    code = tl.where(exists, tl.minimum(before * (MOST_CODE + 1), MOST_CODE).to(tl.int32), MOST_CODE)
     tl.store(masks + row, mask, mask=exists)
-    tl.store(codes + row, (tl.minimum(before * 65536, 65535) - 32768).to(tl.int16), mask=exists)
+    tl.store(entries + row, (code.to(tl.int64) << 32) | row, mask=exists)
+    digit = tl.arange(0, DIGITS)
+    tl.store(found + block * DIGITS + digit, tl.histogram(code & (DIGITS - 1), DIGITS))
+    tl.store(found + (blocks + block) * DIGITS + digit, tl.zeros([DIGITS], tl.int32))
+
+
+@_gpu.kernel
+def _sort_kernel(
+    entries, found, plan, rows_at: tl.int64, columns, blocks, summed,
+    PASS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """A stable pass by the low (0) or high (1) digit; the last one writes the rows of the tiles.
+
+    found int32 [2, blocks, DIGITS]: how many rows of each block have each digit. The first pass counts for the second.
+    """
+    block = tl.program_id(0)
+    start = _digit_starts(found + PASS * blocks * DIGITS, block, blocks, summed)
+    lane = tl.arange(0, STEP)
+    for first in range(0, BLOCK, STEP):
+        place = block * BLOCK + first + lane
+        exists = place < columns
+        entry = tl.load(entries + PASS * tl.cast(columns, tl.int64) + place, mask=exists, other=-1)
+        digit = (entry >> (32 + 8 * PASS)).to(tl.int32) & (DIGITS - 1)
+        before = (digit[:, None] == digit[None, :]) & (lane[None, :] < lane[:, None])
+        to = tl.gather(start, digit, 0) + tl.sum(before.to(tl.int32), 1)
+        start += tl.histogram(digit, DIGITS)
+        if PASS == 0:
+            tl.store(entries + tl.cast(columns, tl.int64) + to, entry, mask=exists)
+            high = (entry >> 40).to(tl.int32) & (DIGITS - 1)
+            tl.atomic_add(found + (blocks + to // BLOCK) * DIGITS + high, 1, mask=exists, sem="relaxed")
+        else:
+            tl.store(plan + rows_at + to, entry.to(tl.int32), mask=exists)
+
+
+@triton.jit
+def _digit_starts(found, block, blocks, summed):
+    """int32 [DIGITS]: where the rows of a block with each digit begin."""
+    digit = tl.arange(0, DIGITS)
+    if summed != 0:
+        before = tl.load(found + (block - 1) * DIGITS + digit, mask=digit + block * DIGITS >= DIGITS, other=0)
+        everything = tl.load(found + (blocks - 1) * DIGITS + digit)
+    else:
+        before = tl.zeros([DIGITS], tl.int32)
+        everything = before
+        for first in range(0, blocks, 16):
+            other = first + tl.arange(0, 16)[:, None]
+            counts = tl.load(found + other * DIGITS + digit[None, :], mask=other < blocks, other=0)
+            everything += tl.sum(counts, 0)
+            before += tl.sum(tl.where(other < block, counts, 0), 0)
+    return tl.cumsum(everything, 0) - everything + before
 
 
 @_gpu.kernel
 def _tile_kernel(
-    table, bits, masks, order, plan, tiles, outputs, count, taps,
-    AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
+    table, masks, plan, tiles, outputs, count, taps,
+    MASKED: tl.constexpr, AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile's visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
     neighbors, rows, taps_of, counts = parts_of_tiles(plan, tiles, taps, TILE)
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     place = tile * TILE + lane
-    row = tl.load(order + place, mask=place < outputs, other=-1)
-    exists = row >= 0
-    mask = tl.load(masks + row, mask=exists, other=0)
-    tl.store(rows + place, row.to(tl.int32))
-    union = tl.reduce(mask, 0, _or)
+    exists = place < outputs
+    row = tl.load(rows + place, mask=exists, other=-1)
+    tl.store(rows + place, -1, mask=place >= outputs)
+    union = tl.reduce(tl.load(masks + row, mask=exists, other=0), 0, _or)
     visits = tl.zeros([], tl.int32)
     for first in range(0, taps, AT_ONCE):
         tap = first + tl.arange(0, AT_ONCE)
-        bit = tl.load(bits + tap, mask=tap < taps, other=0)
-        # an offset without a bit has to be looked up to know
-        listed = (tap < taps) & (((union >> tl.maximum(bit, 0)) & 1 == 1) | (bit < 0))
+        listed = tap < taps
+        if MASKED:
+            listed = listed & ((union >> tap) & 1 == 1)
         number = tl.cumsum(listed.to(tl.int32), 0) - 1
         for begin in range(0, tl.sum(listed.to(tl.int32), 0), TOGETHER):
             wanted = begin + tl.arange(0, TOGETHER)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites, submanifold_padding
-from triops.ops.rulebook.plans import Pairs, Tiles, pairs_size, tiles_size
+from triops.ops.rulebook.plans import Pairs, Tiles, offset_order, pairs_size, tiles_size
 from triops.ops.rulebook.tables import valid_rows
 
 
@@ -106,33 +106,26 @@ def row_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
 
 
 def _codes(has: Tensor) -> Tensor:
-    """has bool [K, A] -> int16 [A]: 16 bits of a column's place among all masks of offsets.
+    """has bool [K, A] -> int32 [A]: 16 bits of a column's place among all masks of offsets.
 
-    Masks are ordered by their rank as a Gray code, the rarest offset on top, so that neighbors differ in one offset.
-    The code is the share of columns that come before, as if offsets occurred independently of each other: common masks
-    get codes of their own, rare ones share theirs. How often an offset occurs is told by SAMPLE columns, and only the
-    MASK_BITS rarest offsets count. All arithmetic is float32, step by step, so that every backend gets the same codes.
+    Masks are ordered by their rank as a Gray code, the offset farthest from the centre on top, so that neighbors differ
+    in one offset. The code is the share of columns that come before, as if every offset occurred in ODDS of them,
+    independently of the others: common masks get codes of their own, rare ones share theirs. All arithmetic is
+    float32, step by step, so that every backend gets the same codes.
     """
-    offsets, columns = has.shape
-    step = max(columns // SAMPLE, 1)
-    seen = has[:, : SAMPLE * step : step].sum(1)
-    rarest_first = sorted(range(offsets), key=lambda k: (int(seen[k]), -k))[:MASK_BITS]
-    before = torch.zeros(columns, device=has.device)
+    before = torch.zeros(has.shape[1], device=has.device)
     share = torch.ones_like(before)
-    parity = torch.zeros(columns, dtype=torch.bool, device=has.device)
-    for k in rarest_first:
-        # Rare and common offsets count as less so: they come together, and would share too few codes.
-        odds = (seen[k].float() * (1 / SAMPLE)).clamp(*ODDS)
-        first = torch.where(parity, odds, 1 - odds)  # the share of those whose bit of the rank is 0
+    parity = torch.zeros(has.shape[1], dtype=torch.bool, device=has.device)
+    for k in offset_order(has.shape[0]):
+        first = torch.where(parity, ODDS, 1 - ODDS)  # the share of those whose bit of the rank is 0
         parity = parity ^ has[k]
         before = before + torch.where(parity, share * first, 0.0)
-        share = share * torch.where(has[k], odds, 1 - odds)
-    return ((before * 65536).clamp(max=65535) - 32768).to(torch.int16)
+        share = share * torch.where(has[k], ODDS, 1 - ODDS)
+    return (before * CODES).clamp(max=CODES - 1).int()
 
 
-SAMPLE = 1024  # columns that tell how often an offset occurs
-MASK_BITS = 31
-ODDS = (0.2, 0.8)  # of an offset, at least and at most
+ODDS = 0.25  # measured: from 0.2 to 0.3 makes no difference, 0.4 a third more visits
+CODES = 1 << 16
 
 
 def find_pairs(
