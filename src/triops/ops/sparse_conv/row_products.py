@@ -6,12 +6,12 @@ where they lie. The vectors are spelled out because LLVM does not find them: to 
 inputs.
 """
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16  # of a vector: one register of AVX-512, two of AVX2, four of NEON
+from triops._cpu.vectors import Array
+
 TOGETHER = 4  # sums that share each vector loaded: they and it fit 16 registers of AVX2
 
 
@@ -66,51 +66,3 @@ def add_outer_products(typing_context, sums, lines, lane, left, left_rows, right
 
     of_rows = left_rows, right, right_rows
     return types.none(sums, lines, types.intp, left, *of_rows, types.intp, types.intp), generate
-
-
-class Array:
-    """An array among the arguments of an intrinsic, and vectors of its elements."""
-
-    def __init__(self, context, builder, signature, args, position):
-        array = context.make_array(signature.args[position])(context, builder, args[position])
-        element = signature.args[position].dtype
-        self.builder, self.data = builder, array.data
-        self.shape = cgutils.unpack_tuple(builder, array.shape)
-        self.kind, self.align = ir.VectorType(context.get_data_type(element), LANES), element.bitwidth // 8
-        self.lanes = context.get_constant(types.intp, LANES)
-
-    def at(self, *index):
-        """The address of an element; 0 for the indices that are not given."""
-        offset = index[0]
-        for axis in range(1, len(self.shape)):
-            offset = self.builder.mul(offset, self.shape[axis])
-            if axis < len(index):
-                offset = self.builder.add(offset, index[axis])
-        return self.builder.gep(self.data, [offset])
-
-    def integer(self, index):
-        return self.builder.sext(self.builder.load(self.at(index)), self.lanes.type)
-
-    def vector(self, address):
-        found = self.builder.load(self.builder.bitcast(address, self.kind.as_pointer()))
-        found.align = self.align
-        return found
-
-    def put(self, variable, address):
-        vector = self.builder.load(variable)
-        self.builder.store(vector, self.builder.bitcast(address, self.kind.as_pointer())).align = self.align
-
-    def variable(self, address):
-        """A vector that changes, and begins as the one at the address."""
-        place = cgutils.alloca_once(self.builder, self.kind)
-        self.builder.store(self.vector(address), place)
-        return place
-
-    def add_product(self, variable, factor, vector):
-        """variable += factor * vector, with one rounding where the processor can."""
-        nothing, number = ir.Constant(self.kind, ir.Undefined), ir.IntType(32)
-        factors = self.builder.insert_element(nothing, factor, number(0))
-        everywhere = ir.Constant(ir.VectorType(number, LANES), [0] * LANES)
-        factors = self.builder.shuffle_vector(factors, nothing, everywhere)
-        product = self.builder.fmul(factors, vector, flags=("contract",))
-        self.builder.store(self.builder.fadd(self.builder.load(variable), product, flags=("contract",)), variable)
