@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from triops import Rulebook, scenes, sparse_conv
 from triops.nn import (
+    MeanVoxels,
     SparseConv3d,
     SparseConvTensor,
     SparseInverseConv3d,
@@ -124,6 +125,30 @@ class _Module(nn.Module):
         return self.function(*args)
 
 
+def detector(max_voxels: int = 900) -> SparseSequential:
+    """From points to a dense bird's-eye map."""
+    torch.manual_seed(0)
+    voxels = MeanVoxels((0.5, 0.5, 0.5), (-8, -8, -2, 8, 8, 2), max_points=5, max_voxels=max_voxels)
+    return SparseSequential(
+        voxels, SubMConv3d(3, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU(),
+        SparseConv3d(8, 16, 3, 2, 1), nn.ReLU(), ToDense(),
+    ).eval()  # fmt: skip
+
+
+def cloud(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * torch.tensor([4.0, 4.0, 1.0])
+
+
+def test_from_points_to_a_map_all_shapes_are_fixed_and_the_map_is_the_same() -> None:
+    net, points = detector(), cloud(700)
+    expected = net([points])
+    net[4].capacity = 2000
+    program = torch.export.export(net, (points,), strict=False)
+    torch.testing.assert_close(program.module()(points), expected, rtol=1e-5, atol=1e-6)
+    points[100:] = torch.nan  # as capture pads them
+    torch.testing.assert_close(program.module()(points), net([points[:100]]), rtol=1e-5, atol=1e-6)
+
+
 def test_on_a_cpu_a_captured_network_is_the_network() -> None:
     net, x = encoder(), tensor()
     fast = capture(net, [x])
@@ -165,6 +190,16 @@ def test_a_captured_network_gives_what_the_network_gives_for_any_number_of_sites
             got, expected = fast(x), net(x)
             assert torch.equal(got.indices, expected.indices), count
             torch.testing.assert_close(got.features, expected.features, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_a_captured_network_takes_points_of_any_number() -> None:
+    net = detector(4000).cuda()
+    fast = capture(net, [cloud(3000).cuda()])
+    with torch.no_grad():
+        for count in (3000, 1, 20_000, 1024, 1025, 2000):
+            points = cloud(count, seed=count).cuda()
+            torch.testing.assert_close(fast(points), net([points]), rtol=1e-4, atol=1e-5)
 
 
 @needs_gpu

@@ -15,7 +15,7 @@ from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
-from triops.ops.voxelize import dynamic_voxelize, voxelize, voxelize_padded
+from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "dynamic_scatter_forward",
     "dynamic_voxelize",
     "get_indice_pairs",
+    "grid_size",
     "ingroup_inds",
     "nms",
     "nms3d",

@@ -59,16 +59,19 @@ from triops.nn.sparse_tensor import (
     IndiceData,
     SparseConvTensor,
 )
+from triops.nn.voxels import DynamicScatter, MeanVoxels, Voxelization
 
 __all__ = [
     "Activation",
     "AddTable",
     "BorderAlign",
     "ConcatTable",
+    "DynamicScatter",
     "Identity",
     "IndiceData",
     "JoinTable",
     "KernelFirstWeight",
+    "MeanVoxels",
     "RemoveGrid",
     "RoIAwarePool3d",
     "SparseAvgPool",
@@ -108,6 +111,7 @@ __all__ = [
     "SubMConv3d",
     "SubMConv4d",
     "ToDense",
+    "Voxelization",
     "assign_name_for_sparse_modules",
     "capture",
     "fuse",

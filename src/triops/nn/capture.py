@@ -18,24 +18,26 @@ from triops.nn.sparse_tensor import SparseConvTensor
 log = logging.getLogger("triops")
 
 GRAPHS = 4  # input sizes whose graphs are kept; the one used longest ago makes room
-ROWS_PER_STEP = 1.5  # one input size is so many times the next smaller one
+GROWTH = 1.25  # one input size over the next smaller one
+MOST_PADDING = 2.0  # a graph serves inputs down to its own rows over this
 LEAST_ROWS = 1024
 
 
 def capture(network: nn.Module, examples: Iterable[Any], headroom: float = 1.5) -> Callable[..., Any]:
     """The network for inference, run as CUDA graphs: same arguments, same results, without the host's time.
 
-    Inputs are padded with inactive rows to one of a few sizes, each with its own graph. Layers that make new sites get
-    capacities, so that no host waits inside. A call with more sites than a capacity holds gets the right answer too,
-    from the network as it was, with one line in the log "triops"; the next call has a larger capacity.
+    Inputs are padded with inactive rows to one of a few sizes, each with its own graph: integers with -1, floats with
+    0, or with NaN where no integers come with them (points, of which `voxelize` leaves those out). Layers that make
+    new sites get capacities, so that no host waits inside. A call with more sites than a capacity holds gets the right
+    answer too, from the network as it was, with one line in the log "triops"; the next call has a larger capacity.
     Calls from several threads and streams take turns; results are the caller's own. On a CPU, and where gradients are
     wanted, the network itself is called.
 
     Args:
         network: a module in evaluation mode, whose weights are shared, not copied. It takes tensors whose first axis
-            is the active sites (indices are the integer ones), `SparseConvTensor`s, and anything else, which is part
-            of what a graph is made for. It gives tensors, `SparseConvTensor`s, or tuples, lists and dicts of them; a
-            tensor with one row per site is cut to the sites there are.
+            is the active sites (indices are the integer ones) or the points, `SparseConvTensor`s, and anything else,
+            which is part of what a graph is made for. It gives tensors, `SparseConvTensor`s, or tuples, lists and
+            dicts of them; a tensor with one row per site is cut to the sites there are.
         examples: typical inputs: one per entry, a tuple of arguments or a single argument. They tell how many sites
             the layers make.
         headroom: capacities over what the examples needed.
@@ -74,6 +76,7 @@ class Captured:
         self.needed: list[int] = [0] * len(self.layers)  # output sites, by layer
         self.graphs: dict[Any, _Graph] = {}
         self.lock = threading.Lock()
+        self.done: torch.cuda.Event | None = None
         for example in examples:
             self._learn(_Arguments(example if isinstance(example, tuple) else (example,)))
         if not self.rows:
@@ -83,9 +86,15 @@ class Captured:
         arguments = _Arguments(args)
         if arguments.device.type != "cuda" or torch.is_grad_enabled():
             return self.network(*args)
-        with self.lock:
+        with self.lock, torch.cuda.device(arguments.device):
+            stream = torch.cuda.current_stream()
+            # Of the call before, on whichever stream: graphs share memory, and its results may still be copied.
+            done = self.done or torch.cuda.Event()
+            stream.wait_event(done)
             graph = self._graph(arguments)
             result = graph.run(arguments)
+            done.record(stream)
+            self.done = done
             if result is not _EXCEEDED:
                 return result
             log.info("capture: %s rows make more sites than the capacities hold; run without a graph", arguments.rows)
@@ -116,9 +125,12 @@ class Captured:
         return result
 
     def _graph(self, arguments: _Arguments) -> _Graph:
-        rows = _padded_rows(arguments.rows)
-        key = rows, arguments.key()
-        graph = self.graphs.pop(key, None)
+        """The smallest graph at hand that the input fits, or a new one."""
+        kind = arguments.key()
+        most = max(arguments.rows * MOST_PADDING, LEAST_ROWS)
+        fitting = [rows for rows, of in self.graphs if of == kind and arguments.rows <= rows <= most]
+        rows = min(fitting, default=0) or _padded_rows(arguments.rows)
+        graph = self.graphs.pop((rows, kind), None)
         if graph is None:
             while len(self.graphs) >= GRAPHS:
                 self.graphs.pop(next(iter(self.graphs)))
@@ -126,7 +138,7 @@ class Captured:
             capacities = [max(1, math.ceil(share * needed)) for needed in self.needed]
             pool = next((g.graph.pool() for g in self.graphs.values()), None)
             graph = _Graph(self.capped, arguments, rows, self.layers, capacities, pool)
-        self.graphs[key] = graph  # now the one used last
+        self.graphs[rows, kind] = graph  # now the one used last
         return graph
 
 
@@ -145,8 +157,9 @@ class _Graph:
         capacities: Sequence[int], pool: Any,
     ) -> None:  # fmt: skip
         self.inputs = [t.new_empty((rows, *t.shape[1:])) for t in arguments.tensors]
+        self.filled = rows  # of the inputs, that may hold something else than padding
         self.fill(arguments)
-        self.ready = torch.cuda.Event()
+        self.counted = torch.cuda.Event()
         self.counts: list[tuple[Tensor, int]] = []
 
         def note(module: Any, args: Any, output: SparseConvTensor) -> None:
@@ -161,36 +174,37 @@ class _Graph:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream), torch.no_grad():
                 network(*arguments.rebuilt(self.inputs))  # compiles kernels, chooses algorithms
+                self.sizes = torch.zeros(len(self.counts), dtype=torch.int32, pin_memory=True)
                 self.counts.clear()
                 self.graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream):
                     self.output = network(*arguments.rebuilt(self.inputs))
-                    sizes = [count for count, _ in self.counts]
-                    self.sizes = torch.cat(sizes) if sizes else torch.zeros(0, dtype=torch.int32, device=stream.device)
+                    if self.counts:
+                        self.sizes.copy_(torch.cat([count for count, _ in self.counts]), non_blocking=True)
             torch.cuda.current_stream().wait_stream(stream)
         finally:
             for hook in hooks:
                 hook.remove()
-        self.ready.record()
 
     def fill(self, arguments: _Arguments) -> None:
+        rows = arguments.rows
         for buffer, tensor in zip(self.inputs, arguments.tensors, strict=True):
-            rows = tensor.shape[0]
             buffer[:rows].copy_(tensor)
-            buffer[rows:].fill_(0 if tensor.is_floating_point() else -1)
+            if rows < self.filled:
+                buffer[rows : self.filled].fill_(arguments.padding if tensor.is_floating_point() else -1)
+        self.filled = rows
 
     def run(self, arguments: _Arguments) -> Any:
-        stream = torch.cuda.current_stream()
-        stream.wait_event(self.ready)  # of the call before, which may have been on another stream
         self.fill(arguments)
         self.graph.replay()
-        sizes = self.sizes.tolist()  # the one wait
-        if any(size > capacity for size, (_, capacity) in zip(sizes, self.counts, strict=True)):
-            return _EXCEEDED
+        self.counted.record()
+        # Copies that need no count are under way before the host waits for the counts.
+        result = _Result(self.output, arguments.rows, self.inputs[0].shape[0])
+        self.counted.synchronize()
+        sizes = self.sizes.tolist()
+        exceeded = any(size > capacity for size, (_, capacity) in zip(sizes, self.counts, strict=True))
         known = {count.data_ptr(): size for size, (count, _) in zip(sizes, self.counts, strict=True)}
-        result = _copied(self.output, arguments.rows, self.inputs[0].shape[0], known)
-        self.ready.record()
-        return result
+        return _EXCEEDED if exceeded else result.cut(known)
 
 
 class _Arguments:
@@ -207,6 +221,7 @@ class _Arguments:
         if not self.tensors:
             raise TypeError("capture: an input must hold a SparseConvTensor or tensors with one row per active site")
         self.rows, self.device = self.tensors[0].shape[0], self.tensors[0].device
+        self.padding = 0.0 if any(not t.is_floating_point() for t in self.tensors) else math.nan
         if any(t.shape[0] != self.rows for t in self.tensors):
             got = [list(t.shape) for t in self.tensors]
             raise ValueError(f"capture: all tensors of an input must have one row per active site, got shapes {got}")
@@ -234,19 +249,34 @@ class _Arguments:
         ]
 
 
-def _copied(output: Any, rows: int, padded: int, known: dict[int, int]) -> Any:
-    """A result that the next replay will not overwrite, with the rows that are active."""
-    if isinstance(output, SparseConvTensor):
-        active = rows if output.active is None else known[output.active.data_ptr()]
-        features, indices = output.features[:active].clone(), output.indices[:active].clone()
-        return SparseConvTensor(features, indices, output.spatial_shape, output.batch_size)
-    if isinstance(output, Tensor):
-        return (output[:rows] if output.dim() and output.shape[0] == padded else output).clone()
-    if isinstance(output, dict):
-        return {key: _copied(value, rows, padded, known) for key, value in output.items()}
-    if isinstance(output, tuple | list):
-        return type(output)(_copied(value, rows, padded, known) for value in output)
-    return output
+class _Result:
+    """Copies of a graph's outputs, which its next replay overwrites: of the rows that are active."""
+
+    def __init__(self, output: Any, rows: int, padded: int) -> None:
+        self.output, self.rows = output, rows
+        if isinstance(output, Tensor):
+            self.copy: Any = (output[:rows] if output.dim() and output.shape[0] == padded else output).clone()
+        elif isinstance(output, dict):
+            self.copy = {key: _Result(value, rows, padded) for key, value in output.items()}
+        elif isinstance(output, tuple | list):
+            self.copy = [_Result(value, rows, padded) for value in output]
+        else:
+            self.copy = output
+
+    def cut(self, known: dict[int, int]) -> Any:
+        """The outputs as the network gives them. known: numbers of active rows, by where the graph has them."""
+        if isinstance(self.output, SparseConvTensor):
+            x = self.output
+            active = self.rows if x.active is None else known[x.active.data_ptr()]
+            features, indices = x.features[:active].clone(), x.indices[:active].clone()
+            return SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)
+        if isinstance(self.output, dict):
+            return {key: value.cut(known) for key, value in self.copy.items()}
+        if isinstance(self.output, tuple | list):
+            parts = [value.cut(known) for value in self.copy]
+            named = hasattr(self.output, "_fields")
+            return type(self.output)(*parts) if named else type(self.output)(parts)
+        return self.copy
 
 
 def _layers_of(network: nn.Module) -> list[Window]:
@@ -261,5 +291,5 @@ def _padded_rows(rows: int) -> int:
     """The next of a few sizes."""
     size = LEAST_ROWS
     while size < rows:
-        size = math.ceil(size * ROWS_PER_STEP / 256) * 256
+        size = math.ceil(size * GROWTH / 256) * 256
     return size

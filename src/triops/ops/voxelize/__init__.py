@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 
 from triops import _op
 from triops.ops.voxelize import geometry, reference
-
-Numbers = Sequence[float]
+from triops.ops.voxelize.geometry import Numbers, grid_size
 
 
 def voxelize(
@@ -156,3 +154,5 @@ _voxelize_padded = _op.define(
     setup_context=_setup_context,
     backward=_backward,
 )
+
+__all__ = ["Numbers", "dynamic_voxelize", "grid_size", "voxelize", "voxelize_padded"]
