@@ -3,53 +3,320 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
 
 import pytest
 
-pytest.importorskip("typer", reason="the command line is an extra")
-
-from typer.testing import CliRunner
-
+import triops
+import triops_cli
+from triops import _terminal, compat
+from triops._arguments import choose_operators, operators_of
 from triops._op import OPERATORS
-from triops.cli import app
-
-runner = CliRunner()
+from triops.acceptance import command, runner
 
 
-def test_info_names_every_operator_and_the_cache() -> None:
-    result = runner.invoke(app, ["info"])
-    assert result.exit_code == 0, result.output
-    assert all(name in result.output for name in OPERATORS)
-    assert "compiled CPU kernels" in result.output
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
 
 
-def test_bench_measures_checks_and_writes_json(tmp_path: Path) -> None:
+class Call:
+    """Runs the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> Done:
+        try:
+            status = triops_cli.main([str(a) for a in arguments])
+        except SystemExit as stop:  # argparse's way
+            status = int(stop.code or 0)
+        return Done(status, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Call:
+    return Call(capsys)
+
+
+def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+# The entry point
+
+LIGHT = """
+import sys
+import triops_cli
+try:
+    status = triops_cli.main(sys.argv[1:])
+except SystemExit as stop:
+    status = stop.code
+print(status, *sorted({"torch", "numpy", "numba", "triton", "triops"} & set(sys.modules)), len(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"], []])
+def test_help_and_version_import_neither_torch_nor_the_package(arguments: list[str]) -> None:
+    bare = int(python("-c", "import sys; print(len(sys.modules))").stdout)
+    done = python("-c", LIGHT, *arguments)
+    status, *heavy, count = done.stdout.splitlines()[-1].split()
+    assert heavy == [], done.stderr
+    assert status == ("0" if arguments else "2")
+    assert int(count) < bare + 80, "argparse, pathlib, re and what they import; nothing else"
+
+
+def test_version_is_that_of_the_package(cli: Call) -> None:
+    assert cli("--version") == (0, f"triops {triops.__version__}\n", "")
+
+
+@pytest.mark.parametrize("module", ["triops", "triops_cli"])
+def test_modules_run_as_the_command(module: str) -> None:
+    done = python("-m", module, "--version")
+    assert done.stdout == f"triops {triops.__version__}\n", done.stderr
+
+
+def test_help_names_every_command(cli: Call) -> None:
+    from triops.cli import COMMANDS
+
+    out = cli("--help").out
+    assert all(re.search(rf"^ +{name}\s", out, re.MULTILINE) for name in COMMANDS)
+    for name in COMMANDS:
+        assert cli(name, "--help").status == 0
+
+
+def test_an_option_that_is_none_is_refused(cli: Call) -> None:
+    done = cli("check", "--quik")
+    assert done.status == 2
+    assert "--quik" in done.err
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "operators"),
+    [
+        ("points_in_boxes", ["points_in_boxes"]),
+        ("bbox_overlaps", ["bbox_overlaps", "bbox_overlaps_backward"]),
+        ("voxelize", ["voxelize_padded"]),
+        ("roiaware_pool3d", ["roiaware_pool3d_backward", "roiaware_pool3d_forward"]),
+        ("roiaware_pool3d_forward", ["roiaware_pool3d_forward"]),
+        ("border_align", ["border_align_backward", "border_align_forward"]),
+        ("dynamic_scatter", ["dynamic_scatter_backward", "dynamic_scatter_forward"]),
+        ("nms3d", ["nms_rotated"]),
+        ("nms3d_normal", ["nms"]),
+        ("boxes_iou_bev", ["box_iou_rotated"]),
+        ("sparse_conv", ["sparse_conv", "sparse_conv_backward_weight"]),
+        ("rulebook", [op.name for op in OPERATORS.values() if op.package == "triops.ops.rulebook"]),
+        ("Rulebook", []),
+        ("reference_backend", []),
+        ("points_in_spheres", []),
+    ],
+)
+def test_a_name_stands_for_registered_operators(name: str, operators: list[str]) -> None:
+    assert operators_of(name) == operators
+
+
+def test_every_public_function_of_tensors_is_a_name() -> None:
+    functions = [getattr(triops, name) for name in triops.__all__]
+    names = [
+        f.__name__ for f in functions if isinstance(f, FunctionType) and "Tensor" in f.__annotations__.get("return", "")
+    ]
+    assert [name for name in names if not operators_of(name)] == []
+    assert set(choose_operators(names)) <= set(OPERATORS)
+
+
+def test_check_takes_public_names(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [t for t in runner.tasks(["nms_rotated"], quick=True) if t.scale != "network"][:1]
+    asked: list[list[str]] = []
+    monkeypatch.setattr(runner, "tasks", lambda operators, **_: asked.append(operators) or small)
+    assert cli("check", "nms3d", "--device", "cpu", "--out", tmp_path).status == 0
+    assert asked == [["nms_rotated"]]
+
+
+@pytest.mark.parametrize("name", ["check", "bench"])
+def test_an_unknown_operator_is_named_with_the_known_ones(cli: Call, name: str) -> None:
+    done = cli(name, "points_in_spheres")
+    assert done.status == 2
+    assert done.err.startswith(f"triops {name}: no operator points_in_spheres; there are bbox_overlaps, ")
+    assert done.err.count("\n") == 1
+    assert "nms3d" in done.err
+
+
+# What cannot be done here is one sentence
+
+
+def one_sentence(done: Done, start: str) -> None:
+    assert done.status == 2
+    assert done.err.startswith(start)
+    assert done.err.count("\n") == 1, "one line, no traceback"
+
+
+def test_an_environment_that_cannot_be_written_is_one_sentence(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triops.compat import _startup
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(_startup.sysconfig, "get_path", lambda name: str(tmp_path / "file"))
+    target = tmp_path / "file" / compat._startup.FILE
+    one_sentence(cli("activate"), f"triops activate: {target} cannot be written (Not a directory). Remedy: ")
+    one_sentence(cli("deactivate"), f"triops deactivate: {target} cannot be removed (Not a directory)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["check", "points_in_boxes", "--device", "cpu", "--out"], "--out"),
+        (["check", "points_in_boxes", "--device", "cpu", "--save-failures"], "--save-failures"),
+        (["demo", "--out"], "--out"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_runs(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "check", lambda *a, **k: pytest.fail("the check has started"))
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "reports"
+    one_sentence(cli(*arguments, folder), f"triops {arguments[0]}: {option}: {folder} cannot be written (Not a dir")
+
+
+def test_a_device_that_is_not_here_is_one_sentence(cli: Call) -> None:
+    one_sentence(cli("warmup", "--device", "tpu"), "triops warmup: --device must be cpu or cuda, got tpu")
+
+
+# Ctrl-C
+
+
+def test_an_interrupted_check_writes_the_report_of_what_was_done(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = [t for t in runner.tasks(["points_in_boxes"], quick=True) if t.scale != "network"][:5]
+    monkeypatch.setattr(runner, "tasks", lambda *a, **k: small)
+    real = command.check
+
+    def interrupted(options: command.Options, on_result: command.OnResult) -> object:
+        def after_two(result: object, total: int) -> None:
+            on_result(result, total)  # type: ignore[arg-type]
+            after_two.calls += 1  # type: ignore[attr-defined]
+            if after_two.calls == 2:  # type: ignore[attr-defined]
+                signal.raise_signal(signal.SIGINT)
+
+        after_two.calls = 0  # type: ignore[attr-defined]
+        return real(options, after_two)
+
+    monkeypatch.setattr(command, "check", interrupted)
+    done = cli("check", "points_in_boxes", "--device", "cpu", "--out", tmp_path)
+    assert done.status == 130
+    assert "stopped after 2 of 5 cases; 2 cases passed" in done.out
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert (len(found["cases"]), found["interrupted_of"]) == (2, 5)
+    assert "Stopped after 2 of 5 cases" in (tmp_path / "report.html").read_text()
+
+
+def test_an_interrupt_elsewhere_is_one_word(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops import _info
+
+    monkeypatch.setattr(_info, "versions", lambda: signal.raise_signal(signal.SIGINT))
+    assert cli("info") == (130, "", "stopped\n")
+
+
+# What is shown
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_info_names_every_operator_and_the_cache_in_lines_that_fit(
+    cli: Call, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = cli("info")
+    assert done.status == 0
+    assert all(name in done.out for name in OPERATORS)
+    assert "compiled CPU kernels" in done.out
+    # a path is left whole, on a line of its own
+    assert all(len(line) <= columns or " " not in line.strip() for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_check_fits_the_terminal(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    small = [t for t in runner.tasks(["dynamic_scatter_forward"], quick=True) if t.scale != "network"][:2]
+    monkeypatch.setattr(runner, "tasks", lambda *a, **k: small)
+    done = cli("check", "--all", "dynamic_scatter_forward", "--device", "cpu", "--out", tmp_path)
+    assert done.status == 0, done.out
+    assert all(len(line) <= columns or " " not in line.strip() for line in done.out.splitlines()), done.out
+    assert done.out.count("right") == 2
+    assert "2 cases passed" in done.out
+
+
+def test_a_table_drops_columns_then_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = ("case", "dtype", "time", "verdict")
+    groups = [
+        ("points_in_boxes", [("a sweep of many points", "float32", "1.2 ms", "right"), ("none", "", "", "WRONG")])
+    ]
+
+    def shown(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return _terminal.table(heads, groups, numbers=("time",), optional=("dtype",)).splitlines()
+
+    assert shown(80) == [
+        "  case                    dtype      time  verdict",
+        "points_in_boxes",
+        "  a sweep of many points  float32  1.2 ms  right",
+        "  none                                     WRONG",
+    ]
+    assert shown(45)[2] == "  a sweep of many points  1.2 ms  right"
+    assert shown(30) == [
+        "points_in_boxes",
+        "  a sweep of many points",
+        "    time 1.2 ms  verdict right",
+        "  none",
+        "    verdict WRONG",
+    ]
+    assert shown(15)[:3] == ["points_in_boxes", "  a sweep of", "  many points"]
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _terminal.styled("right", "green") == "right"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert _terminal.styled("right", "green") == "\033[32mright\033[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _terminal.styled("right", "green") == "right"
+
+
+def test_bench_measures_checks_and_writes_json(cli: Call, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    result = runner.invoke(app, ["bench", "points_in_boxes_all", "--seconds", "0.01", "--json", str(target)])
-    assert result.exit_code == 0, result.output
+    done = cli("bench", "points_in_boxes_all", "--seconds", "0.01", "--json", target)
+    assert done.status == 0, done.out
     rows = json.loads(target.read_text())["rows"]
     assert rows[0]["operator"] == "points_in_boxes_all"
     assert rows[0]["right"]
     assert set(rows[0]["others"]) >= {"reference", "torch"}
 
 
-def test_an_unknown_operator_is_named_with_the_known_ones() -> None:
-    result = runner.invoke(app, ["bench", "points_in_spheres"])
-    assert result.exit_code == 2
-    assert "points_in_spheres" in result.output
-    assert "points_in_boxes" in result.output
+def test_demo_checks_every_operator_and_draws_the_scene(cli: Call, tmp_path: Path) -> None:
+    done = cli("demo", "--out", tmp_path)
+    assert done.status == 0, done.out
+    assert "NO" not in done.out
+    if find_spec("matplotlib"):
+        assert (tmp_path / "scene.png").stat().st_size > 20_000
+        assert "scene.png" in done.out
 
 
-def test_demo_checks_every_operator_and_draws_the_scene(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["demo", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "scene.png").stat().st_size > 20_000
-    assert "scene.png" in result.output
-    assert "NO" not in result.output
+# Numba
 
 
 def test_a_numba_that_cannot_be_imported_is_one_warning_and_info_tells_it(tmp_path: Path) -> None:
@@ -68,9 +335,7 @@ def test_a_numba_that_cannot_be_imported_is_one_warning_and_info_tells_it(tmp_pa
         print(out.tolist(), *(w.message for w in caught), sep="\\n")
         print({s["cpu"] for s in _info.serving().values()}, *_info.remedies(), sep="\\n")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
+    done = python("-c", textwrap.dedent(code), tmp_path)
     reason = (
         "numba is installed but cannot be imported (ImportError: Numba needs NumPy 1.0 or less). "
         "Remedy: pip install numba --upgrade"

@@ -49,6 +49,14 @@ def serving() -> dict[str, dict[str, str]]:
     return table
 
 
+def serving_together() -> dict[str, list[str]]:
+    """From "on CPU numba, on GPU triton" to the operators that this is true of."""
+    found: dict[str, list[str]] = {}
+    for name, by in serving().items():
+        found.setdefault(f"on CPU {by['cpu']}, on GPU {by['gpu']}", []).append(name)
+    return found
+
+
 def cache_directory() -> str:
     if why_unusable("cpu"):
         return "none, without numba"

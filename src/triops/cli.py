@@ -1,331 +1,209 @@
-"""The command line: `triops info | demo | check | replay | bench | warmup | activate | deactivate`."""
+"""What the commands of `triops_cli` do."""
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-try:
-    import typer
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Table
-except ImportError:  # pragma: no cover
-    sys.exit(
-        "The command line needs two more packages. Remedy: pip install 'triops[cli]'. "
-        "Without them `python -m triops.acceptance` does what `triops check` does."
-    )
+import torch
 
-if TYPE_CHECKING:
-    from triops._bench import Row
-    from triops.acceptance.command import Options
-    from triops.acceptance.results import Report
+import triops
+from triops import _bench, _info, _warmup, compat, scenes
+from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
+from triops._bench import Row
+from triops._op import OPERATORS
+from triops._terminal import Progress, styled, table, wrapped
+from triops.acceptance import command
+from triops.acceptance.report import headline, show_time
+from triops.acceptance.results import Report
+from triops_cli import main as main
 
-app = typer.Typer(
-    help="Operators for detection on points, voxels and boxes.", no_args_is_help=True, add_completion=False
-)
-console = Console()
+STYLES = {"right": "green", "yes": "green", "WRONG": "red", "SLOWER": "red", "NO": "red"}
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C has stopped
 
 
-def main() -> None:
-    app()
+def run(options: Namespace) -> int:
+    """Run the command that was parsed. Returns the exit status."""
+    try:
+        return COMMANDS[options.command](options)
+    except UsageError as error:
+        print(f"triops {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
-def best_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def check_operators(names: list[str] | None) -> list[str]:
-    import triops  # noqa: F401
-    from triops._op import OPERATORS
-
-    unknown = [n for n in names or [] if n not in OPERATORS]
-    if unknown:
-        raise typer.BadParameter(f"no operator {', '.join(unknown)}; there are {', '.join(OPERATORS)}")
-    return names or []
-
-
-def check_device(device: str | None) -> str:
-    import torch
-
-    if device not in (None, "cpu", "cuda"):
-        raise typer.BadParameter(f"--device must be cpu or cuda, got {device}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device cuda: torch sees no GPU here")
-    return device or best_device()
-
-
-def show_time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:.0f} {unit}"
-    return f"{seconds * 1e6:.2g} us"
-
-
-def show_rows(rows: list[Row], title: str) -> None:
-    """One table: time, rate, and how many times longer the reference and each peer take."""
-    others = sorted({name for row in rows for name in row.others}, key=lambda n: (n != "reference", n))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("case", min_width=24, overflow="fold")
-    for heading in ("time", "GB/s", *(f"x {name}" for name in others)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("right?", no_wrap=True)
-    operator = ""
-    for row in rows:
-        if row.operator != operator:
-            operator = row.operator
-            table.add_section()
-            table.add_row(f"[bold]{operator}[/]")
-        dtype = "" if row.dtype == "float32" else f", {row.dtype}"
-        gains = [row.speed_up(name) for name in others]
-        table.add_row(
-            f"  {row.case}{dtype}", show_time(row.seconds), show_number(row.gigabytes_per_second),
-            *("-" if gain is None else show_number(gain) for gain in gains),
-            "[green]yes[/]" if row.right else "[red]NO[/]",
-        )  # fmt: skip
-    console.print(table)
-
-
-def show_number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-@app.command()
-def info() -> None:
-    """Versions, devices, which backend serves each operator, and what to do about anything missing."""
-    import triops  # noqa: F401
-    from triops import _info
-
+def info(options: Namespace) -> int:
     for name, version in _info.versions().items():
-        console.print(f"{name:8} {version}", highlight=False)
-    console.print("\ndevices", style="bold")
+        print(f"{name:8} {version}")
+    print(styled("\ndevices", "bold"))
     for line in _info.devices():
-        console.print(f"  {line}", highlight=False)
-    table = Table("operator", "on CPU", "on GPU", title="\nwho serves a call", title_justify="left")
-    for operator, backends in _info.serving().items():
-        table.add_row(operator, backends["cpu"], backends["gpu"])
-    console.print(table)
-    console.print("CPU threads: plain Python threads over kernels that release the GIL, as many as torch is set to")
-    console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
-    console.print("\nmodules of other libraries", style="bold")
+        print(wrapped(f"  {line}", "    "))
+    print(styled("\nwho serves a call", "bold"))
+    for backends, operators in _info.serving_together().items():
+        print(wrapped(f"  {backends}:", "    "))
+        print(wrapped(f"    {', '.join(operators)}", "    "))
+    print()
+    print(wrapped("CPU threads: plain Python threads over kernels that release the GIL, as many as torch is set to"))
+    print(wrapped(f"compiled CPU kernels: {_info.cache_directory()}"))
+    print(styled("\nmodules of other libraries", "bold"))
     for line in _info.dropin():
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        print(wrapped(f"  {line}", "    "))
     for line in _info.remedies():
-        console.print(f"note: {line}", highlight=False)
+        print(wrapped(f"note: {line}"))
+    return 0
 
 
-@app.command()
-def activate() -> None:
-    """From now on programs find spconv and the compiled modules of mmcv and OpenPCDet in triops, if not installed."""
-    from triops import compat
-
-    console.print(f"wrote {compat.activate()}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def deactivate() -> None:
-    """Undo `triops activate`."""
-    from triops import compat
-
-    console.print("removed" if compat.deactivate() else "was not active")
+def activate(options: Namespace) -> int:
+    try:
+        print(wrapped(f"wrote {compat.activate()}"))
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename} cannot be written ({error.strerror}). Remedy: activate in a virtual environment of your "
+            "own, or write `import triops.compat.mmcv` (or .spconv, .pcdet) at the top of the program"
+        ) from None
+    return 0
 
 
-@app.command()
-def bench(
-    operators: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="operators; all of them if none")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's own number")] = 1,
-    seconds: Annotated[float, typer.Option(help="time for each case")] = 1.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="also write the figures here")] = None,
-) -> None:
-    """Time the network-scale samples against the reference and any installed peer, interleaved."""
-    import torch
+def deactivate(options: Namespace) -> int:
+    try:
+        print("removed" if compat.deactivate() else "was not active")
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be removed ({error.strerror})") from None
+    return 0
 
-    from triops import _bench, _info
 
-    names, where = check_operators(operators), check_device(device)
-    if threads:
-        torch.set_num_threads(threads)
+def bench(options: Namespace) -> int:
+    names, device = choose_operators(options.operators), choose_device(options.device)
+    if options.json:
+        writable_folder(options.json.parent, "--json")
+    if options.threads:
+        torch.set_num_threads(options.threads)
     rows: list[Row] = []
-    with _progress() as progress:
-        task = progress.add_task("measuring", total=len(_bench.chosen(names)))
-        for row in _bench.rows(names, where, budget=seconds):
+    with Progress("measuring", len(_bench.chosen(names))) as progress:
+        for row in _bench.rows(names, device, budget=options.seconds):
             rows.append(row)
-            progress.update(task, advance=1, description=row.operator)
-    show_rows(
-        rows, f"{where}, {torch.get_num_threads()} threads: median time; 'x name' is how many times longer name takes"
-    )
-    if json_file:
+            progress.advance(row.operator)
+    title = f"{device}, {torch.get_num_threads()} threads: median time; 'x name' is how many times longer name takes"
+    _show_rows(rows, title)
+    if options.json:
         figures: dict[str, Any] = {
             "versions": _info.versions(),
             "devices": _info.devices(),
             "rows": [asdict(r) for r in rows],
         }
-        json_file.write_text(json.dumps(figures, indent=1) + "\n")
-        console.print(f"wrote {json_file}")
-    if not all(row.right for row in rows):
-        raise typer.Exit(1)
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        print(wrapped(f"wrote {options.json}"))
+    return 0 if all(row.right for row in rows) else 1
 
 
-def run_check(options: Options) -> Report:
-    """The check with a progress bar; what makes no sense is said as typer says it."""
-    import triops  # noqa: F401
-    from triops.acceptance import command
+def _show_rows(rows: list[Row], title: str) -> None:
+    """One table: time, rate, and how many times longer the reference and each peer take."""
+    others = sorted({name for row in rows for name in row.others}, key=lambda n: (n != "reference", n))
+    heads = ("case", "time", "GB/s", *(f"x {name}" for name in others), "right?")
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        dtype = "" if row.dtype == "float32" else f", {row.dtype}"
+        gains = [row.speed_up(name) for name in others]
+        groups.setdefault(row.operator, []).append((
+            row.case + dtype, show_time(row.seconds), _number(row.gigabytes_per_second),
+            *("-" if gain is None else _number(gain) for gain in gains), "yes" if row.right else "NO",
+        ))  # fmt: skip
+    print(wrapped(title))
+    print(table(heads, list(groups.items()), numbers=heads[1:-1], optional=("GB/s",), styles=STYLES))
 
-    with _progress() as progress:
-        task = progress.add_task("checking", total=None)
-        try:
-            return command.check(
-                options, lambda r, total: progress.update(task, advance=1, total=total, description=r.operator)
-            )
-        except command.UsageError as error:
-            raise typer.BadParameter(str(error)) from None
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def show_check(report: Report, every: bool = False) -> None:
-    from triops.acceptance import command
+def check(options: Namespace) -> int:
+    report = _run_check(
+        command.Options(
+            tuple(options.operators), options.device, options.backend, options.quick, False, options.seed, options.out,
+            options.save_failures, options.baseline, options.cases,
+        )
+    )  # fmt: skip
+    _show_check(report, options.all)
+    _show_path("report", options.out / "report.html")
+    return _status(report)
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    kept = [i for i, h in enumerate(command.HEADS) if console.width >= 120 or h in command.ALSO_NARROW]
-    table.add_column("case", min_width=27, overflow="fold")
-    for heading in (command.HEADS[i] for i in kept[1:]):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in command.NUMBERS else "left")
-    colours = {"right": "green", "WRONG": "red", "SLOWER": "red"}
-    for operator, rows in command.table(report, every):
-        table.add_section()
-        table.add_row(f"[bold]{operator}[/]")
-        for row in rows:
-            coloured = (f"[{colours[row[i]]}]{row[i]}[/]" if row[i] in colours else row[i] for i in kept[1:])
-            table.add_row("  " + escape(row[0]), *coloured)
-    console.print(table)
+
+def replay(options: Namespace) -> int:
+    for line in command.describe_case(options.file):
+        print(wrapped(line, "  "))
+    report = _run_check(command.Options(device=options.device, backend=options.backend, cases=options.file))
+    _show_check(report)
+    return _status(report)
+
+
+def _run_check(options: command.Options) -> Report:
+    with Progress("checking") as progress:
+        return command.check(options, lambda result, total: progress.advance(result.operator, total))
+
+
+def _show_check(report: Report, every: bool = False) -> None:
+    rows = command.table(report, every)
+    print(table(command.HEADS, rows, numbers=command.NUMBERS, optional=command.OPTIONAL, styles=STYLES))
     for line in command.remarks(report):
-        console.print(line, highlight=False, markup=False)
-    console.print(f"[{'green' if report.passed else 'red'}]{command.headline(report)}[/]", highlight=False)
+        print(wrapped(line, "  "))
+    for line in wrapped(headline(report)).splitlines():
+        print(styled(line, "green" if report.passed else "red"))
 
 
-@app.command()
-def check(
-    operators: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="operators; all of them if none")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
-    backend: Annotated[str | None, typer.Option(help="reference, cpu or gpu; the device's own by default")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="small cases, and the demo's at network scale")] = False,
-    seed: Annotated[int, typer.Option(help="other random numbers in the samples")] = 0,
-    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("triops-check"),
-    save_failures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="write each failing case to a file here")
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="REPORT.JSON", help="fail where this run is slower than that one")
-    ] = None,
-    cases: Annotated[Path | None, typer.Option(metavar="DIR", help="case files instead of the samples")] = None,
-    every: Annotated[bool, typer.Option("--all", help="a row for every case")] = False,
-) -> None:
-    """Hold every kernel to the acceptance standard: right, and near what the machine can do. Writes a report."""
-    from triops.acceptance.command import Options
-
-    report = run_check(
-        Options(tuple(operators or ()), device, backend, quick, False, seed, out, save_failures, baseline, cases)
-    )
-    show_check(report, every)
-    console.print(f"report: {(out / 'report.html').resolve()}", highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if report.passed else 1)
+def _status(report: Report) -> int:
+    return INTERRUPTED if report.interrupted_of is not None else 0 if report.passed else 1
 
 
-@app.command()
-def replay(
-    file: Annotated[Path, typer.Argument(help="a case file, from --save-failures or TRIOPS_RECORD")],
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
-    backend: Annotated[str | None, typer.Option(help="reference, cpu or gpu; the device's own by default")] = None,
-) -> None:
-    """Run a saved call again, on any backend, and judge what it gives now and what it gave then."""
-    from triops.acceptance import command
-
-    try:
-        told = command.describe_case(file)
-    except command.CaseError as error:
-        raise typer.BadParameter(str(error)) from None
-    for line in told:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    report = run_check(command.Options(device=device, backend=backend, cases=file))
-    show_check(report)
-    raise typer.Exit(0 if report.passed else 1)
+def _show_path(what: str, path: Path) -> None:
+    print(wrapped(f"{what}: {path.resolve()}"))
 
 
-@app.command()
-def warmup(
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; every one there is by default")] = None,
-) -> None:
-    """Compile every kernel now, CPU and GPU, on all cores, into the caches, so that no later program waits for it."""
-    import triops  # noqa: F401
-    from triops import _info, _warmup
-    from triops._op import OPERATORS
-
-    chosen = [check_device(device)] if device else _warmup.devices()
-    with _progress() as progress:
-        task = progress.add_task("compiling", total=len(chosen) * len(OPERATORS))
-        for operator, where, _ in _warmup.warm_all(chosen):
-            progress.update(task, advance=1, description=f"{operator} on {where}")
+def warmup(options: Namespace) -> int:
+    chosen = [choose_device(options.device)] if options.device else _warmup.devices()
+    with Progress("compiling", len(chosen) * len(OPERATORS)) as progress:
+        for operator, device, _ in _warmup.warm_all(chosen):
+            progress.advance(f"{operator} on {device}")
     if "cpu" in chosen:
-        console.print(f"compiled CPU kernels: {_info.cache_directory()}", highlight=False, soft_wrap=True)
+        print(wrapped(f"compiled CPU kernels: {_info.cache_directory()}"))
     if "cuda" in chosen:
-        console.print("compiled GPU kernels: in Triton's cache", highlight=False)
+        print("compiled GPU kernels: in Triton's cache")
+    return 0
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="folder for what the demo writes")] = Path("triops-demo"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the best there is by default")] = None,
-) -> None:
-    """A synthetic LiDAR sweep through every operator, checked against the reference, with a picture."""
-    from importlib.util import find_spec
-
-    import triops
-    from triops import _bench, scenes
-
-    where = check_device(device)
-    out.mkdir(parents=True, exist_ok=True)
+def demo(options: Namespace) -> int:
+    device, out = choose_device(options.device), writable_folder(options.out, "--out")
     rows: list[Row] = []
-    with _progress() as progress:
-        task = progress.add_task("compiling and running", total=len(_bench.chosen([], demo_only=True)))
-        for row in _bench.rows([], where, demo_only=True, budget=0.3, peers=False):
+    with Progress("compiling and running", len(_bench.chosen([], demo_only=True))) as progress:
+        for row in _bench.rows([], device, demo_only=True, budget=0.3, peers=False):
             rows.append(row)
-            progress.update(task, advance=1, description=row.operator)
-    show_rows(rows, f"every operator on {where}; 'x reference' is how many times longer plain torch takes")
+            progress.advance(row.operator)
+    _show_rows(rows, f"every operator on {device}; 'x reference' is how many times longer plain torch takes")
     if find_spec("matplotlib"):
         from triops._demo import draw_scene
 
         scene = scenes.lidar_scene()
-        index = triops.points_in_boxes(scene.points[None].to(where), scene.boxes[None].to(where))[0]
-        picture = out / "scene.png"
-        draw_scene(scene.points, scene.boxes, index, picture)
-        console.print(f"picture: {picture.resolve()}", highlight=False, soft_wrap=True)
+        index = triops.points_in_boxes(scene.points[None].to(device), scene.boxes[None].to(device))[0]
+        draw_scene(scene.points, scene.boxes, index, out / "scene.png")
+        _show_path("picture", out / "scene.png")
     else:
-        console.print("no picture: matplotlib is not installed. Remedy: pip install 'triops[viz]'")
-    from triops.acceptance.command import Options, headline
-
-    report = run_check(Options(device=where, demo_only=True, out=out))
-    console.print(f"accuracy and efficiency: {headline(report)}", highlight=False)
-    console.print(f"report: {(out / 'report.html').resolve()}", highlight=False, soft_wrap=True)
+        print(wrapped("no picture: matplotlib is not installed. Remedy: pip install 'triops[viz]'"))
+    report = _run_check(command.Options(device=device, demo_only=True, out=out))
+    print(wrapped(f"accuracy and efficiency: {headline(report)}"))
+    _show_path("report", out / "report.html")
     if not (report.passed and all(row.right for row in rows)):
-        console.print("[red]an operator differs from its reference[/]")
-        raise typer.Exit(1)
+        print(styled("an operator differs from its reference", "red"))
+        return 1
+    return _status(report)
 
 
-if __name__ == "__main__":
-    main()
+COMMANDS = {
+    "info": info, "demo": demo, "check": check, "replay": replay, "bench": bench, "warmup": warmup,
+    "activate": activate, "deactivate": deactivate,
+}  # fmt: skip

@@ -1,8 +1,7 @@
-"""`python -m triops.acceptance`."""
+"""`python -m triops.acceptance` is `triops check`."""
 
 import sys
 
-import triops  # noqa: F401
-from triops.acceptance.command import main
+from triops_cli import main
 
-sys.exit(main())
+sys.exit(main(["check", *sys.argv[1:]]))

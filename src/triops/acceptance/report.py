@@ -29,10 +29,8 @@ def write(report: Report, folder: Path) -> tuple[Path, Path]:
 def show_time(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("us", 1e6))
+    return f"{seconds * scale:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
 
 
 def show_diff(value: float | None) -> str:
@@ -43,14 +41,24 @@ def show_diff(value: float | None) -> str:
 
 def headline(report: Report) -> str:
     """One sentence: what came of it."""
-    count = len(report.results)
-    parts = [f"{len(report.failed)} of {count:,} cases fail" if report.failed else f"all {count:,} cases pass"]
+    count, failed = len(report.results), len(report.failed)
+    parts = []
+    if report.interrupted_of is not None:
+        parts.append(f"stopped after {count:,} of {report.interrupted_of:,} cases")
+    parts.append(f"{failed:,} of {count:,} cases failed" if failed else f"{_count(count, 'case')} passed")
+    judged = [r.efficiency.reached for r in report.results if r.efficiency and r.efficiency.line is not None]
+    if judged:
+        which = "" if len(judged) == count else " timed cases"
+        parts.append(f"{sum(judged):,} of {len(judged):,}{which} reach the efficiency target")
     if report.not_refused:
-        parts.append(f"{len(report.not_refused)} malformed calls are not refused as they should be")
+        parts.append(f"{_count(len(report.not_refused), 'malformed call')} not refused as they should be")
     if report.baseline:
-        slower = len(report.regressions)
-        parts.append(f"{slower} slower than {report.baseline}" if slower else f"none slower than {report.baseline}")
-    return ", ".join(parts)
+        parts.append(f"{len(report.regressions) or 'none'} slower than in {report.baseline}")
+    return "; ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _sentence(words: str) -> str:

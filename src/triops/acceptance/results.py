@@ -82,6 +82,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     bad_calls: list[BadCallResult] = field(default_factory=list)
     baseline: str = ""  # the report that times were compared with
+    interrupted_of: int | None = None  # of how many cases, where an interrupt ended the check
 
     @property
     def failed(self) -> list[Result]:
@@ -131,7 +132,8 @@ def as_json(report: Report) -> Any:
     whole = {
         "format": 1, "passed": report.passed, "device": report.device, "quick": report.quick, "seed": report.seed,
         "environment": report.environment, "ceilings": asdict(report.ceilings) if report.ceilings else None,
-        "baseline": report.baseline, "cases": cases, "bad_calls": [asdict(b) for b in report.bad_calls],
+        "baseline": report.baseline, "interrupted_of": report.interrupted_of, "cases": cases,
+        "bad_calls": [asdict(b) for b in report.bad_calls],
     }  # fmt: skip
     return _plain(whole)
 

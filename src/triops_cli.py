@@ -1,0 +1,94 @@
+"""The command line: its commands, options and help.
+
+This module stands beside the package, not inside: to import any part of `triops` is to import torch, which takes
+seconds, and `triops --help` needs neither. `triops.cli` runs the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+DESCRIPTION = "Operators for detection on points, voxels and boxes."
+BEST_DEVICE = "cpu or cuda; the best there is by default"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 1 where a check fails, 2 where a call makes no sense."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    from triops import cli
+
+    return cli.run(options)
+
+
+def version() -> str:
+    """The version of the package that a command would import, without importing it."""
+    found = find_spec("triops")
+    source = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+    stated = re.search(r'^__version__ = "([^"]+)"', source, re.MULTILINE)
+    return stated[1] if stated else "unknown"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="triops", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"triops {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+
+    command("info", "Versions, devices, which backend serves each operator, and what to do about anything missing.")
+
+    demo = command("demo", "A synthetic LiDAR sweep with a picture, then every operator timed and checked.")
+    demo.add_argument("--out", type=Path, default=Path("triops-demo"), help="folder for the picture and the report")
+    demo.add_argument("--device", help=BEST_DEVICE)
+
+    check = command("check", "Hold every kernel to the acceptance standard: right, and near what the machine can do.")
+    _add_operators(check)
+    check.add_argument("--quick", action="store_true", help="small cases, and the demo's at network scale")
+    _add_backend(check)
+    check.add_argument("--seed", type=int, default=0, help="other random numbers in the samples")
+    check.add_argument("--out", type=Path, default=Path("triops-check"), help="folder of report.html and report.json")
+    check.add_argument("--cases", type=Path, metavar="DIR", help="case files instead of the samples")
+    check.add_argument("--save-failures", type=Path, metavar="DIR", help="write each failing case to a file here")
+    check.add_argument("--baseline", type=Path, metavar="FILE", help="fail where this run is slower than that one")
+    check.add_argument("--all", action="store_true", help="a row for every case")
+
+    replay = command("replay", "Run a saved call again, on any backend, and judge what it gives now and what it gave.")
+    replay.add_argument("file", type=Path, help="a case file, from --save-failures or TRIOPS_RECORD")
+    _add_backend(replay)
+
+    bench = command("bench", "Time the network-scale samples against the reference and any installed peer.")
+    _add_operators(bench)
+    bench.add_argument("--device", help=BEST_DEVICE)
+    bench.add_argument("--threads", type=int, default=1, help="CPU threads; 0 leaves torch's own number (default 1)")
+    bench.add_argument("--seconds", type=float, default=1.0, help="time for each case (default 1)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+
+    warmup = command("warmup", "Compile every kernel now, on all cores, so that no later program waits for it.")
+    warmup.add_argument("--device", help="cpu or cuda; every one there is by default")
+
+    command("activate", "From now on programs find mmcv._ext, spconv and others in triops, where not installed.")
+    command("deactivate", "Undo `triops activate`.")
+    return parser
+
+
+def _add_operators(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OP", help="functions of triops or operators; none: all")
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help=BEST_DEVICE)
+    parser.add_argument("--backend", help="reference, cpu or gpu; the device's own by default")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
