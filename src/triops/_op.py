@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 
-from triops import _environment
+from triops import _eager, _environment
 from triops._schema import Signature
 
 log = logging.getLogger("triops")
@@ -30,6 +31,8 @@ OPERATORS: dict[str, Operator] = {}
 
 # Which package a backend stands on, and what a user does when it is missing.
 REQUIREMENTS = {"cpu": ("numba", "pip install numba"), "gpu": ("triton", "pip install triton")}
+
+MOST_REMEMBERED = 1024  # checks that passed, of one operator
 
 # Whether calls run the reference: for the whole process by TRIOPS_BACKEND, for one thread inside `reference_backend`.
 _forced_always: bool = _environment.reference_forced()
@@ -41,13 +44,18 @@ recorder: Callable[[Operator, Callable[..., Any], tuple[Any, ...]], Any] | None 
 
 
 class Operator:
-    """A registered operator. Calling it checks the arguments' types and goes through PyTorch's dispatcher."""
+    """A registered operator. Calling it checks the arguments and runs a kernel.
+
+    A plain eager call goes straight from the check to the kernel, through one `torch.autograd.Function` where it is
+    differentiated. Whatever PyTorch's dispatcher has to see goes through the dispatcher; see `_eager.plain`.
+    """
 
     def __init__(
         self,
         reference: Callable[..., Any],
         check: Callable[..., None],
         fake: Callable[..., Any],
+        function: type[torch.autograd.Function] | None = None,
     ) -> None:
         self.name: str = reference.__name__
         self.package: str = reference.__module__.rpartition(".")[0]
@@ -60,12 +68,27 @@ class Operator:
         self.signature = Signature(reference)
         self.parameters = self.signature.parameters
         self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
+        # Function.apply would ask for functorch's transforms once more, whose levels the dispatcher has taken apart.
+        self._apply: Any = None if function is None else super(torch.autograd.Function, function).apply  # type: ignore[misc]
+        self._runs: dict[str, Callable[..., Any]] = {}  # behind the check, by the type of the device
+        self._passed: dict[Any, Callable[..., Any]] = {}  # of those, what runs the calls that passed, by their key
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():  # the tracer checks types; a look at a size would become a condition on it
             return self.overload(*args)
-        signature = self.signature
-        return self.overload(*(args if signature.all_plain(args) else signature.accepted(args)))
+        key = self.signature.key(args)
+        if key is None:
+            args = self.signature.accepted(args)
+            key = self.signature.key(args)
+        if key is None or not _eager.plain():
+            return self.overload(*self.signature.accepted(args))
+        run = self._passed.get(key) or self._admit(key, args)
+        if torch.is_grad_enabled() and _requires_grad(args):
+            if self._apply is None:
+                with torch.no_grad():
+                    return run(*args)
+            return self.overload(*args) if _eager.below_autograd() else self._apply(*args, run)
+        return run(*args)
 
     def __repr__(self) -> str:
         return f"<operator triops::{self.name}>"
@@ -90,23 +113,61 @@ class Operator:
         kernel: Callable[..., Any] = getattr(import_module(f"{self.package}.{backend}"), self.name)
         return kernel
 
-    def _entry(self, backend: str) -> Callable[..., Any]:
-        """What the dispatcher calls: check, choose, log, run."""
+    def _admit(self, key: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What runs a plain call, which is checked here once for all that have its key."""
+        self._check(self.signature.accepted(args))
+        devices = {args[i].device.type for i in self.signature.tensors if args[i] is not None}
+        run = self._runs.get(devices.pop(), self.overload) if len(devices) == 1 else self.overload
+        if len(self._passed) >= MOST_REMEMBERED:
+            self._passed.clear()
+        self._passed[key] = run
+        return run  # type: ignore[no-any-return]
 
-        def call(*args: Any) -> Any:
-            self._check(args)
+    def _runner(self, backend: str) -> Callable[..., Any]:
+        """Behind every check: choose, log, run."""
+
+        def run(*args: Any) -> Any:
             forced = _forced_reference.get()
             kernel = self.reference if forced else self.kernel(backend)
             if log.isEnabledFor(logging.DEBUG):
                 why = "forced" if forced else "fallback" if kernel is self.reference else "device"
                 used = "reference" if kernel is self.reference else backend
                 log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
-            if backend == "gpu" and torch.cuda.device_count() > 1:
+            if backend == "gpu" and _several_gpus():
                 with torch.cuda.device(_device_of(args)):  # Triton launches on the current device, not the tensors'
                     return kernel(*args) if recorder is None else recorder(self, kernel, args)
             return kernel(*args) if recorder is None else recorder(self, kernel, args)
 
-        return call
+        return run  # type: ignore[no-any-return]
+
+    def _checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What the dispatcher calls below autograd."""
+
+        def checked(*args: Any) -> Any:
+            self._check(args)
+            return run(*args)
+
+        return checked
+
+    def _autograd(self, keys: Any, *args: Any) -> Any:
+        """What the dispatcher calls for autograd."""
+
+        def below(*args: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+        if _eager.has_tangent(args):
+            out = below(*args)
+            if any(t.is_floating_point() for t in (out if isinstance(out, tuple) else (out,))):
+                raise NotImplementedError(
+                    f"triops: {self.name} has no forward-mode derivative (torch.func.jvp, jacfwd, dual numbers)"
+                    + ("; use reverse mode: torch.func.vjp, jacrev or backward()" if self.differentiable else "")
+                )
+            return out
+        if self._apply is not None and torch.is_grad_enabled() and _requires_grad(args):
+            with enable_single_level_autograd_function():  # of functorch's levels the dispatcher has come to one
+                return self._apply(*args, below)
+        return below(*args)
 
     def _check(self, args: tuple[Any, ...]) -> None:
         for position in self.signature.tensors:
@@ -121,8 +182,20 @@ class Operator:
         return self.fake(*args)
 
 
+def _requires_grad(args: tuple[Any, ...]) -> bool:
+    for a in args:  # noqa: SIM110 - half the time of any()
+        if isinstance(a, Tensor) and a.requires_grad:
+            return True
+    return False
+
+
 def _device_of(args: tuple[Any, ...]) -> torch.device:
     return next(a.device for a in args if isinstance(a, Tensor))
+
+
+@cache
+def _several_gpus() -> bool:
+    return torch.cuda.device_count() > 1
 
 
 def define(
@@ -136,28 +209,25 @@ def define(
     """Register `triops::<reference.__name__>`.
 
     check:  raises on a bad call; takes the reference's arguments. It runs before every kernel and
-            while tracing, so kernels trust what they get.
+            while tracing, so kernels trust what they get. It may look at shapes, dtypes, devices and plain
+            values, and at nothing else of a tensor: a check that passed is remembered by these.
     fake:   returns empty outputs of the right shape, dtype and strides (torch's fake/meta function).
     setup_context, backward: as in `torch.library.register_autograd`; without them no gradient flows.
             An operator that is itself a backward takes `backward=no_second_derivative`.
     """
-    op = Operator(reference, check, fake)
+    op = Operator(reference, check, fake, None if backward is None else _function(reference, setup_context, backward))
     if op.name in OPERATORS:
         raise ValueError(f"operator {op.name} is defined twice")
+    op.differentiable = backward is not None and backward is not no_second_derivative
     _lib.define(op.name + op.signature.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _lib.impl(op.name, op._entry("reference"), "CompositeExplicitAutograd")
-    for backend, key in (("cpu", "CPU"), ("gpu", "CUDA"), ("gpu", "XPU")):
-        if find_spec(f"{op.package}.{backend}"):
-            _lib.impl(op.name, op._entry(backend), key)
+    _lib.impl(op.name, op._checked(op._runner("reference")), "CompositeExplicitAutograd")
+    for backend, device in (("cpu", "cpu"), ("gpu", "cuda"), ("gpu", "xpu")):
+        if backend in op.backends:
+            op._runs[device] = op._runner(backend)
+            _lib.impl(op.name, op._checked(op._runs[device]), device.upper())
+    # Without this, eager autograd would record the reference's torch calls and compile would not.
+    _lib.impl(op.name, op._autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"triops::{op.name}", op._checked_fake, lib=_lib)
-    if backward is None:
-        # Without this, eager autograd would record the reference's torch calls and compile would not.
-        _lib.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
-    else:
-        op.differentiable = backward is not no_second_derivative
-        if op.differentiable:
-            setup_context, backward = _on_one_backend(setup_context, backward)
-        torch.library.register_autograd(f"triops::{op.name}", backward, setup_context=setup_context, lib=_lib)
     op.overload = getattr(torch.ops.triops, op.name).default
     OPERATORS[op.name] = op
     return op
@@ -168,23 +238,30 @@ def no_second_derivative(context: Any, *grads: Any) -> Any:
     raise RuntimeError("triops: the gradient of this operator cannot be differentiated a second time")
 
 
-def _on_one_backend(
-    setup_context: Callable[..., None] | None, backward: Callable[..., Any]
-) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """Autograd's functions, so that a backward runs the reference where its forward did, on whichever thread."""
+def _function(
+    reference: Callable[..., Any], setup_context: Callable[..., None] | None, backward: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    """Autograd's side of an operator; its last argument runs the forward.
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    A backward runs the reference where its forward did, on whichever thread.
+    """
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        *inputs, run = args
+        output = run(*inputs)
         ctx.forced_reference = _forced_reference.get()
         if setup_context is not None:
-            setup_context(ctx, inputs, output)
+            setup_context(ctx, tuple(inputs), output)
+        return output
 
-    def run(ctx: Any, *grads: Any) -> Any:
+    def backward_and_none(ctx: Any, *grads: Any) -> Any:
         if ctx.forced_reference == _forced_reference.get():  # spares every backward the microsecond below
-            return backward(ctx, *grads)
+            return *backward(ctx, *grads), None
         with _forced(ctx.forced_reference):
-            return backward(ctx, *grads)
+            return *backward(ctx, *grads), None
 
-    return setup, run
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward_and_none)}
+    return type(reference.__name__, (torch.autograd.Function,), members)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
+from torch._C import _has_storage as has_storage  # False for what is left of a tensor behind a functorch transform
+from torch.nn import Parameter
 
 from triops._check import as_float, as_integer
 
@@ -26,19 +28,19 @@ class Kind(NamedTuple):
     schema: str  # the dispatcher's word
     expected: str  # the user's
     types: tuple[type, ...]  # what passes
-    plain: tuple[type, ...]  # of those, the exact types that need no second look
+    exact: type  # of those, the one that a kernel gets
     entries: tuple[type, ...] = ()  # of a list
 
 
 KINDS: dict[Any, Kind] = {
-    Tensor: Kind("Tensor", "a Tensor", (Tensor,), (Tensor, torch.nn.Parameter)),
-    Tensor | None: Kind("Tensor?", "a Tensor or None", (Tensor, type(None)), (Tensor, torch.nn.Parameter, type(None))),
-    str: Kind("str", "a string", (str,), (str,)),
-    bool: Kind("bool", "a bool", (bool,), (bool,)),
-    int: Kind("SymInt", "an integer", INTEGER, (int,)),
-    float: Kind("float", "a number", NUMBER, (float, int)),
-    list[int]: Kind("SymInt[]", "a list of integers", (list, tuple), (list,), INTEGER),
-    list[float]: Kind("float[]", "a list of numbers", (list, tuple), (), NUMBER),
+    Tensor: Kind("Tensor", "a Tensor", (Tensor,), Tensor),
+    Tensor | None: Kind("Tensor?", "a Tensor or None", (Tensor, type(None)), Tensor),
+    str: Kind("str", "a string", (str,), str),
+    bool: Kind("bool", "a bool", (bool,), bool),
+    int: Kind("SymInt", "an integer", INTEGER, int),
+    float: Kind("float", "a number", NUMBER, float),
+    list[int]: Kind("SymInt[]", "a list of integers", (list, tuple), int, INTEGER),
+    list[float]: Kind("float[]", "a list of numbers", (list, tuple), float, NUMBER),
 }
 
 
@@ -59,8 +61,10 @@ class Signature:
         self.name: str = function.__name__
         self.parameters: list[str] = list(inspect.signature(function).parameters)
         self._kinds = tuple(self._kind(hints[name]) for name in self.parameters)
-        self._plain = tuple((position, kind.plain) for position, kind in enumerate(self._kinds))
-        self.tensors = tuple(i for i, kind in enumerate(self._kinds) if Tensor in kind.types)
+        places = list(enumerate(self._kinds))
+        self.tensors = tuple(i for i, kind in places if kind.exact is Tensor)
+        self._values = tuple((i, kind.exact) for i, kind in places if kind.exact is not Tensor and not kind.entries)
+        self._lists = tuple((i, kind.exact) for i, kind in places if kind.entries)
 
         returned = [self._kind(hint).schema for hint in get_args(hints["return"]) or (hints["return"],)]
         taken = ", ".join(f"{kind.schema} {name}" for kind, name in zip(self._kinds, self.parameters, strict=True))
@@ -71,21 +75,38 @@ class Signature:
             raise TypeError(f"{self.name}: no operator can take or return {hint}")
         return KINDS[hint]
 
-    def all_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether every argument has the very type it should have: the common case, told in a microsecond or two."""
-        for position, plain in self._plain:
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """All of a call that a check may look at: shapes, dtypes, devices and layouts of tensors, and plain values.
+
+        None where PyTorch's dispatcher or `accepted` has to see the arguments first: tensor subclasses, tensors that
+        are not what lies at their address, and values that are not of the very type that a kernel gets.
+        """
+        key: list[Any] = []
+        for position in self.tensors:
+            tensor = args[position]
+            kind = type(tensor)
+            if kind is Tensor or kind is Parameter:
+                if tensor.is_neg() or tensor._is_zerotensor() or not has_storage(tensor):
+                    return None
+                key += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+            elif tensor is None:
+                key.append(None)
+            else:
+                return None
+        for position, exact in self._values:
             value = args[position]
-            kind = type(value)
-            if kind not in plain:
-                return False
-            if kind is int:
-                if not LOWEST <= value <= HIGHEST:
-                    return False
-            elif kind is list:
-                for entry in value:
-                    if type(entry) is not int or not LOWEST <= entry <= HIGHEST:
-                        return False
-        return True
+            if type(value) is not exact:
+                return None
+            key.append(value)
+        for position, exact in self._lists:
+            values = args[position]
+            if type(values) is not list:
+                return None
+            for entry in values:
+                if type(entry) is not exact:
+                    return None
+            key.append(tuple(values))
+        return tuple(key)
 
     def accepted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments as the dispatcher takes them, or a TypeError that names the one it would not take."""
