@@ -138,7 +138,7 @@ class Operator:
                     return kernel(*args) if recorder is None else recorder(self, kernel, args)
             return kernel(*args) if recorder is None else recorder(self, kernel, args)
 
-        return run  # type: ignore[no-any-return]
+        return run
 
     def _checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """What the dispatcher calls below autograd."""
