@@ -141,14 +141,45 @@ def test_equals_the_definition(threshold: float, dtype: torch.dtype) -> None:
     assert triops.nms(upright(boxes), scores, threshold).tolist() == by_definition(plain, scores, limit)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-@pytest.mark.parametrize("operator", ["nms", "nms_rotated"])
-def test_masks_in_several_parts_give_the_same_answer(operator: str, backend: str, monkeypatch: Any) -> None:
+IN_CHUNKS = ["nms[300 boxes]", "nms[300 boxes offset 1]", "nms[odd boxes]", "nms[300 boxes ties]", "nms[a chain]",
+             "nms_rotated[300 boxes labels]", "nms_rotated[odd boxes]", "nms_rotated[a chain]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if str(s) in IN_CHUNKS], ids=str)
+def test_on_a_gpu_boxes_that_go_through_in_several_chunks_give_the_same_answer(sample: Any, monkeypatch: Any) -> None:
     from triops.ops.nms import gpu
 
-    monkeypatch.setattr(gpu, "MASK_BYTES", 64 * 8 * 5)  # 64 rows of 5 words
-    args = next(s for s in SAMPLES if (s.operator, s.name) == (operator, "300 boxes")).make(torch.float32)
-    assert torch.equal(run(backend, operator, args).cpu(), run("reference", operator, args))
+    for name, value in (("CHUNK", 128), ("BOX_LANES", 128), ("ROTATED_LANES", 64), ("MOST_IN_ONE_LAUNCH", 0)):
+        monkeypatch.setattr(gpu, name, value)
+    args = sample.make(torch.float32)
+    assert torch.equal(run("gpu", sample.operator, args).cpu(), run("reference", sample.operator, args))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.01])
+def test_one_box_after_the_other_as_on_a_gpu_gives_the_same_answer(margin: float, monkeypatch: Any) -> None:
+    """The interpreter compares 64 at once elsewhere."""
+    from triops.ops.nms import gpu
+
+    monkeypatch.setattr(gpu, "INTERPRETED", False)
+    monkeypatch.setattr(gpu, "MOST_IN_ONE_LAUNCH", 0)
+    monkeypatch.setattr(gpu, "CHUNK", 64)
+    monkeypatch.setattr(gpu, "BOX_LANES", 64)
+    monkeypatch.setattr(gpu, "ROTATED_LANES", 64)
+    boxes, scores = predictions(100, 9, seed=3)
+    args = (boxes, scores, None, 0.2, True, margin)
+    assert torch.equal(run("gpu", "nms_rotated", args).cpu(), run("reference", "nms_rotated", args))
+    plain = (upright(boxes), scores, 0.4, 0)
+    assert torch.equal(run("gpu", "nms", plain).cpu(), run("reference", "nms", plain))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "gpu"])
+def test_scores_of_every_dtype_are_ordered_as_torch_orders_them(backend: str) -> None:
+    """NaN before infinity, 0 and -0 alike, equal ones as they come."""
+    scores = torch.tensor([0.0, math.nan, -math.inf, math.inf, -0.0, -1.5, math.nan, 2.5, -math.nan, 1e-30, 2.5])
+    apart = torch.arange(len(scores))[:, None] * 10 + torch.tensor([0.0, 0, 1, 1])
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        order = [1, 6, 8, 3, 7, 10] + ([0, 4, 9] if dtype == torch.float16 else [9, 0, 4]) + [5, 2]
+        assert run(backend, "nms", (apart, scores.to(dtype), 0.5, 0)).tolist() == order
 
 
 @settings(max_examples=60, deadline=None)

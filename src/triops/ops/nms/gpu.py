@@ -1,9 +1,14 @@
 """nms, nms_rotated and soft_nms on GPU.
 
-Suppression in two kernels. The first writes for each box, in order of the scores, one bit a box behind it that it
-would drop. The second, one program, walks through 64 boxes at a time: among these it repeats "a box stays if none that
-stays drops it" until nothing changes, which takes as many rounds as the longest chain and leaves the only answer; then
-it joins the bits of those that stay into what is dropped further on. Nothing goes through the host but the final count.
+Few upright boxes take one launch (`single_gpu`). Else boxes go through in order of the scores, a chunk at a time, in
+three kernels. The first writes for each box of the chunk a bit per box of the chunk before it that would drop it. The
+second, one program, walks through 64 boxes at a time: it settles which of these stay, and marks what they drop further
+on in the chunk. The third drops what the chunk's kept boxes drop behind it. So a pair of boxes of two chunks is only
+looked at if the first is kept, and the bits take 2 MiB however many boxes there are. Nothing goes through the host but
+the final count.
+
+Few pairs overlap. So a thread first goes through 64 boxes with a test that lets through a few too many, and then
+computes the overlaps of those alone.
 """
 
 import torch
@@ -13,246 +18,280 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._geometry.rotated.gpu import load_reach, load_shape, make_frames, near, overlap
-from triops._gpu.arithmetic import divide, from_bits
-from triops.ops.nms.reference import EXP_TERMS as _EXP_TERMS
-from triops.ops.nms.reference import METHODS, by_score
+from triops._gpu.arithmetic import from_bits
+from triops._gpu.pinned import pinned_counter
+from triops.ops.nms.boxes_gpu import (
+    first_bits,
+    free_of_block,
+    iou,
+    load_box,
+    load_fields,
+    lowest_bit,
+    places_of,
+    settle,
+    shared_area,
+    store_fields,
+)
+from triops.ops.nms.reference import by_score
+from triops.ops.nms.single_gpu import MOST as MOST_IN_ONE_LAUNCH
+from triops.ops.nms.single_gpu import launch_single
+from triops.ops.nms.soft_gpu import soft_nms
 
-MASK_BYTES = 256 * 2**20  # more boxes than this has room for go through in several parts
-BOX_ROWS = 64  # boxes a program of the mask kernels, against 64 others
-ROTATED_ROWS = _gpu.block(8, interpreted=64)
-SOFT_BLOCK = _gpu.block(1024, interpreted=4096)
-EXP_TERMS = tl.constexpr(_EXP_TERMS)
+__all__ = ["nms", "nms_rotated", "soft_nms"]
 
-
-def nms(boxes, scores, iou_threshold, offset):
-    order = by_score(scores)
-    boxes = boxes.contiguous()
-    count = len(order)
-
-    def fill(mask, start, stop, words):
-        _box_mask_kernel[(_gpu.cdiv(stop - start, BOX_ROWS) * words,)](
-            boxes, order, mask, start, stop, count, words, _gpu.bits_of(iou_threshold),
-            OFFSET=offset, ROWS=BOX_ROWS, REAL=_REAL[compute_dtype(boxes.dtype)], num_warps=8, enable_fp_fusion=False,
-        )  # fmt: skip
-
-    return _kept(order, fill)
-
-
-def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
-    order = by_score(scores)
-    count = len(order)
-    if count == 0:
-        return order
-    frames = make_frames(boxes, boxes[:0], clockwise, margin, order)
-    groups = order if labels is None else labels[order]
-
-    def fill(mask, start, stop, words):
-        _rotated_mask_kernel[(_gpu.cdiv(stop - start, ROTATED_ROWS) * words,)](
-            frames, groups, mask, start, stop, count, words, _gpu.bits_of(iou_threshold), _gpu.bits_of(margin),
-            GROUPED=labels is not None, POLYGON=margin > 0, ROWS=ROTATED_ROWS, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-
-    return _kept(order, fill)
-
-
-def soft_nms(boxes, scores, iou_threshold, sigma, min_score, method, offset):
-    count = len(scores)
-    real = compute_dtype(boxes.dtype)
-    chosen = torch.empty(count, dtype=torch.int64, device=boxes.device)
-    lowered = torch.empty(count, dtype=real, device=boxes.device)
-    total = torch.zeros(1, dtype=torch.int64, device=boxes.device)
-    if count > 0:
-        _soften_kernel[(1,)](
-            boxes.contiguous(), scores.to(real, copy=True), chosen, lowered, total, count,
-            _gpu.bits_of(iou_threshold), _gpu.bits_of(-sigma), _gpu.bits_of(min_score),
-            METHOD=METHODS.index(method), OFFSET=offset, BLOCK=SOFT_BLOCK, num_warps=8, enable_fp_fusion=False,
-        )  # fmt: skip
-    kept = int(total)
-    return chosen[:kept].clone(), lowered[:kept].to(scores.dtype, copy=True)
-
+INTERPRETED = tl.constexpr(_gpu.INTERPRETED)
+CHUNK = _gpu.block(4096, interpreted=512)
+BOX_LANES = _gpu.block(256, interpreted=512)  # boxes per program against 64 others; a chunk holds a multiple
+ROTATED_LANES = _gpu.block(32, interpreted=512)  # one per thread: a polygon takes all registers that a thread has
+GATHER_BLOCK = _gpu.block(256, interpreted=4096)
+UNROLL = tl.constexpr(4)  # boxes at a time, whose loads go out together
 
 _REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
-def _kept(order, fill):
-    """The entries of `order` that no kept one before them drops. `fill` writes the bits of a range of rows."""
-    count = len(order)
-    words = _gpu.cdiv(count, 64)
-    keep = torch.empty(count, dtype=torch.bool, device=order.device)
+def nms(boxes, scores, iou_threshold, offset):
+    count = len(scores)
     if count == 0:
-        return order
-    part = min(count, max(64, MASK_BYTES // (8 * words) // 64 * 64))
-    mask = torch.empty((part, words), dtype=torch.int64, device=order.device)
-    dropped = torch.zeros(words, dtype=torch.int64, device=order.device)
-    for start in range(0, count, part):
-        stop = min(start + part, count)
-        fill(mask, start, stop, words)
-        _keep_kernel[(1,)](mask, dropped, keep, start, stop, words, WORDS=64, num_warps=8)
-    return order[keep]
+        return torch.empty(0, dtype=torch.int64, device=boxes.device)
+    boxes, scores = boxes.contiguous(), scores.contiguous()
+    real = compute_dtype(boxes.dtype)
+    counter = pinned_counter(boxes.device)
 
+    def single():
+        return launch_single(boxes, scores, iou_threshold, offset, _REAL[real], counter.expect())
 
-@triton.jit
-def _either(a, b):
-    return a | b
+    def in_chunks(compile_all=False):
+        order = by_score(scores)
+        fields = torch.empty((5, count), dtype=real, device=boxes.device)
+        _gather_kernel[(_gpu.cdiv(count, GATHER_BLOCK),)](
+            boxes, order, fields, count,
+            OFFSET=offset, BLOCK=GATHER_BLOCK, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
 
-
-@triton.jit
-def _store_bits(mask, i, j, drops, start, stop, count, word, words):
-    """Bit j % 64 of word j // 64 of row i: box i, which comes before j, would drop it."""
-    drops &= (j > i) & (j < count)
-    bits = tl.sum(drops.to(tl.int64) << (j % 64), 1)[:, None]
-    tl.store(mask + (i - start) * words + word, bits, i < stop)
-
-
-@triton.jit
-def _load_box(boxes, i, mask, OFFSET: tl.constexpr, REAL: tl.constexpr):
-    """x1, y1, x2, y2, area. A box that is not finite becomes one that meets no other."""
-    field = boxes + i * 4
-    x1 = tl.load(field, mask, 0.0).to(REAL)
-    y1 = tl.load(field + 1, mask, 0.0).to(REAL)
-    x2 = tl.load(field + 2, mask, 0.0).to(REAL)
-    y2 = tl.load(field + 3, mask, 0.0).to(REAL)
-    finite = ((x1 - x1) + (y1 - y1)) + ((x2 - x2) + (y2 - y2)) == 0
-    area = (x2 - x1 + OFFSET) * (y2 - y1 + OFFSET)
-    x1 = tl.where(finite, x1, float("inf"))
-    x2 = tl.where(finite, x2, float("-inf"))
-    return x1, tl.where(finite, y1, 0.0), x2, tl.where(finite, y2, 0.0), tl.where(finite, area, 0.0)
-
-
-@triton.jit
-def _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, OFFSET: tl.constexpr):
-    """As `bbox_overlaps`, with the division by the rules of IEEE."""
-    width = tl.where(x2 < other_x2, x2, other_x2) - tl.where(x1 > other_x1, x1, other_x1) + OFFSET
-    height = tl.where(y2 < other_y2, y2, other_y2) - tl.where(y1 > other_y1, y1, other_y1) + OFFSET
-    inter = tl.where(width > 0, width, 0.0) * tl.where(height > 0, height, 0.0)
-    base = area + other_area - inter
-    ratio = divide(inter, tl.where(base < OFFSET, OFFSET * 1.0, base))
-    return tl.where(ratio > 0, ratio, 0.0)
-
-
-@_gpu.kernel
-def _box_mask_kernel(
-    boxes, order, mask, start, stop, count, words, threshold_bits: tl.int64,
-    OFFSET: tl.constexpr, ROWS: tl.constexpr, REAL: tl.constexpr,
-):  # fmt: skip
-    word = (tl.program_id(0) % words).to(tl.int64)
-    first = start + (tl.program_id(0) // words).to(tl.int64) * ROWS
-    if word * 64 + 63 > first:
-        i = (first + tl.arange(0, ROWS))[:, None]
-        j = (word * 64 + tl.arange(0, 64))[None, :]
-        rows, columns = tl.load(order + i, i < stop, 0), tl.load(order + j, j < count, 0)
-        x1, y1, x2, y2, area = _load_box(boxes, rows, i < stop, OFFSET, REAL)
-        other_x1, other_y1, other_x2, other_y2, other_area = _load_box(boxes, columns, j < count, OFFSET, REAL)
-        iou = _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, OFFSET)
-        _store_bits(mask, i, j, iou > from_bits(threshold_bits, REAL), start, stop, count, word, words)
-
-
-@_gpu.kernel
-def _rotated_mask_kernel(
-    frames, groups, mask, start, stop, count, words, threshold_bits: tl.int64, margin_bits: tl.int64,
-    GROUPED: tl.constexpr, POLYGON: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    REAL: tl.constexpr = frames.dtype.element_ty
-    word = (tl.program_id(0) % words).to(tl.int64)
-    first = start + (tl.program_id(0) // words).to(tl.int64) * ROWS
-    if word * 64 + 63 > first:
-        i = (first + tl.arange(0, ROWS))[:, None]
-        j = (word * 64 + tl.arange(0, 64))[None, :]
-        a_x, a_y, a_reach_x, a_reach_y = load_reach(frames, i, i < stop, count)
-        b_x, b_y, b_reach_x, b_reach_y = load_reach(frames, j, j < count, count)
-        close = near(a_x, a_y, a_reach_x, a_reach_y, b_x, b_y, b_reach_x, b_reach_y)
-        threshold = from_bits(threshold_bits, REAL)
-        drops = tl.zeros((ROWS, 64), tl.int1)
-        if tl.max(close.to(tl.int32)) > 0:
-            a_half_x, a_half_y, a_cos, a_sin, a_area = load_shape(frames, i, i < stop, count)
-            b_half_x, b_half_y, b_cos, b_sin, b_area = load_shape(frames, j, j < count, count)
-            found = overlap(
-                a_x - b_x, a_y - b_y, a_half_x, a_half_y, a_cos, a_sin, a_area,
-                b_half_x, b_half_y, b_cos, b_sin, b_area, from_bits(margin_bits, REAL), 0, POLYGON,
+        def drops(grid, mask, others, state, dropped, start, stop, behind):
+            _drops_kernel[grid](
+                fields, order, mask, others, state, dropped, start, stop, count, _gpu.bits_of(iou_threshold), 0,
+                ROTATED=False, GROUPED=False, POLYGON=False, OFFSET=offset, BEHIND=behind, LANES=BOX_LANES,
+                CHUNK=CHUNK, num_warps=2, enable_fp_fusion=False,
             )  # fmt: skip
-            drops = close & (found > threshold)
-        if GROUPED:
-            drops &= tl.load(groups + i, i < stop, 0) == tl.load(groups + j, j < count, 0)
-        _store_bits(mask, i, j, drops, start, stop, count, word, words)
+
+        return _launch_chunks(order, drops, BOX_LANES, counter.expect(), compile_all)
+
+    _gpu.compile_once(("nms", boxes.dtype, scores.dtype, offset), lambda: (single(), in_chunks(compile_all=True)))
+    out = single() if count <= MOST_IN_ONE_LAUNCH else in_chunks()
+    return out[: counter.wait()]
+
+
+def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
+    count = len(scores)
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=boxes.device)
+    counter = pinned_counter(boxes.device)
+    order = by_score(scores)
+    frames = make_frames(boxes, boxes[:0], clockwise, margin, order)
+    groups = order if labels is None else labels[order]
+
+    def drops(grid, mask, others, state, dropped, start, stop, behind):
+        _drops_kernel[grid](
+            frames, groups, mask, others, state, dropped, start, stop, count,
+            _gpu.bits_of(iou_threshold), _gpu.bits_of(margin),
+            ROTATED=True, GROUPED=labels is not None, POLYGON=margin > 0, OFFSET=0, BEHIND=behind, LANES=ROTATED_LANES,
+            CHUNK=CHUNK, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def launch(compile_all=False):
+        return _launch_chunks(order, drops, ROTATED_LANES, counter.expect(), compile_all)
+
+    key = "nms_rotated", frames.dtype, groups.dtype, labels is None, margin > 0
+    _gpu.compile_once(key, lambda: launch(compile_all=True))
+    out = launch()
+    return out[: counter.wait()]
+
+
+def _launch_chunks(order, drops, lanes, counter, compile_all):
+    """-> int64 [N] that begins with the kept entries of `order`; how many is in `counter` once the kernels are through.
+
+    drops: launches `_drops_kernel` with the boxes at hand. compile_all: launch also what so few boxes do not need.
+    """
+    count, device = len(order), order.device
+    out = torch.empty(count, dtype=torch.int64, device=device)
+    kept = torch.empty(count, dtype=torch.int32, device=device)  # places in `order` of those in `out`
+    state = torch.empty(2, dtype=torch.int32, device=device)  # how many were kept before the last chunk, and with it
+    mask = torch.empty((min(_gpu.cdiv(count, 64), CHUNK // 64), CHUNK), dtype=torch.int64, device=device)
+    dropped = torch.zeros(count, dtype=torch.int8, device=device) if count > CHUNK else mask.view(torch.int8)
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        blocks = _gpu.cdiv(stop - start, 64)
+        drops((blocks * (CHUNK // lanes),), mask, kept, state, dropped, start, stop, False)
+        _keep_kernel[(1,)](
+            mask, dropped, order, out, kept, state, counter, start, stop, count, CHUNK=CHUNK, num_warps=8
+        )
+        if stop < count or compile_all:
+            tiles = max(_gpu.cdiv(count - stop, lanes), 1)
+            drops((blocks * tiles,), mask, kept, state, dropped, start, stop, True)
+    return out
 
 
 @_gpu.kernel
-def _keep_kernel(mask, dropped, keep, start, stop, words, WORDS: tl.constexpr):
-    bit = tl.arange(0, 64).to(tl.int64)
-    for block in range(start // 64, (stop + 63) // 64):
-        row = block * 64 + bit
-        bits = mask + (row - start) * words
-        inner = tl.load(bits + block, row < stop, 0)
-        free = (((tl.load(dropped + block) >> bit) & 1) == 0) & (row < stop)
-        stays = free
-        changed = 1
-        while changed > 0:
-            hit = tl.reduce(tl.where(stays, inner, 0), 0, _either)
-            now = free & (((hit >> bit) & 1) == 0)
-            changed = tl.max((now != stays).to(tl.int32), 0)
-            stays = now
-        tl.store(keep + row, stays, row < stop)
-        for first in range(block + 1, words, WORDS):
-            word = first + tl.arange(0, WORDS)
-            behind = tl.load(bits[:, None] + word[None, :], stays[:, None] & (word < words)[None, :], 0)
-            before = tl.load(dropped + word, word < words, 0)
-            tl.store(dropped + word, before | tl.reduce(behind, 0, _either), word < words)
-        tl.debug_barrier()  # the next block reads what other threads have written here
+def _gather_kernel(boxes, order, fields, count, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
+    """Boxes in order of the scores, one array per field."""
+    REAL: tl.constexpr = fields.dtype.element_ty
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    x1, y1, x2, y2, area = load_box(boxes, tl.load(order + i, inside, 0), inside, OFFSET, REAL)
+    store_fields(fields, i, tl.cast(count, tl.int64), x1, y1, x2, y2, area, inside)
+
+
+@_gpu.kernel
+def _drops_kernel(
+    fields, groups, mask, others, state, dropped, start, stop, count, threshold_bits: tl.int64, margin_bits: tl.int64,
+    ROTATED: tl.constexpr, GROUPED: tl.constexpr, POLYGON: tl.constexpr, OFFSET: tl.constexpr, BEHIND: tl.constexpr,
+    LANES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """LANES boxes against 64 that come before. Boxes lie in order of the scores; `start` to `stop` is the chunk.
+
+    BEHIND: the ones before are kept boxes of the chunk, the lanes boxes behind it, of which those dropped are marked.
+    Else both are of the chunk, and each lane's bits are stored.
+    """
+    REAL: tl.constexpr = fields.dtype.element_ty
+    if BEHIND:
+        tiles = tl.maximum((count - stop + LANES - 1) // LANES, 1)
+        number = tl.program_id(0) // tiles
+        lane = stop + (tl.program_id(0) % tiles) * LANES + tl.arange(0, LANES)
+        first = tl.load(state) + number * 64
+        existing = tl.load(state + 1) - first
+        waiting = (tl.load(dropped + lane, lane < count, 1) == 0) & (lane * 0 + existing > 0)
+        going = tl.max(waiting.to(tl.int32), 0)
+        before = tl.where(waiting, existing, 0)
+    else:
+        TILES: tl.constexpr = CHUNK // LANES
+        number = tl.program_id(0) // TILES
+        lane = start + (tl.program_id(0) % TILES) * LANES + tl.arange(0, LANES)
+        first = start + number * 64
+        existing = stop - first
+        before = tl.where(lane < stop, lane - first, 0)
+        going = tl.max(before, 0)
+    if going > 0:
+        threshold = from_bits(threshold_bits, REAL)
+        inside = lane < count
+        last = tl.minimum(existing, 64) - 1
+        step = tl.cast(count, tl.int64)
+        if ROTATED:
+            x1, y1, x2, y2 = load_reach(fields, lane, inside, count)  # centre and reach
+            half_x, half_y, cos, sin, area = load_shape(fields, lane, inside, count)
+        else:
+            x1, y1, x2, y2, area = load_fields(fields, tl.minimum(lane, count - 1), step)
+        word = _candidates(
+            fields, others, first, last, step, x1, y1, x2, y2, area, threshold, ROTATED, OFFSET, BEHIND
+        )  # fmt: skip
+        word &= first_bits(tl.minimum(before, last + 1))
+        found = tl.zeros((LANES,), tl.int64)
+        while tl.max((word != 0).to(tl.int32), 0) > 0:
+            other = first + tl.maximum(lowest_bit(word), 0)
+            if BEHIND:
+                other = tl.load(others + other)
+            if ROTATED:
+                a_x, a_y, _, _ = load_reach(fields, other, inside, count)
+                a_half_x, a_half_y, a_cos, a_sin, a_area = load_shape(fields, other, inside, count)
+                ratio = overlap(
+                    a_x - x1, a_y - y1, a_half_x, a_half_y, a_cos, a_sin, a_area, half_x, half_y, cos, sin, area,
+                    from_bits(margin_bits, REAL), 0, POLYGON,
+                )  # fmt: skip
+            else:
+                a_x1, a_y1, a_x2, a_y2, a_area = load_fields(fields, other, step)
+                ratio = iou(a_x1, a_y1, a_x2, a_y2, a_area, x1, y1, x2, y2, area, OFFSET)
+            hit = (ratio > threshold) & (word != 0)
+            if GROUPED:
+                hit &= tl.load(groups + other) == tl.load(groups + lane, inside, 0)
+            found |= tl.where(hit, word & (0 - word), 0)
+            word &= word - 1
+            if BEHIND:
+                word = tl.where(hit, 0, word)  # once is enough
+        if BEHIND:
+            tl.store(dropped + lane, tl.full((LANES,), 1, tl.int8), found != 0)
+        else:
+            tl.store(mask + tl.cast(number, tl.int64) * CHUNK + (lane - start), found, lane < stop)
 
 
 @triton.jit
-def _exp(x):
-    """e to the power of a float64 block that is not above 0."""
-    x = tl.where(x > -700.0, x, -700.0)
-    n = tl.floor(x * 1.4426950408889634 + 0.5)
-    r = (x - n * 0.6931471803691238) - n * 1.9082149292705877e-10
-    result = r * 0.0 + EXP_TERMS[0]
-    for k in tl.static_range(1, 14):
-        result = result * r + EXP_TERMS[k]
-    return result * ((n.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+def _candidates(
+    fields, others, first, last, step, x1, y1, x2, y2, area, threshold,
+    ROTATED: tl.constexpr, OFFSET: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """A bit per box from `first` on (per entry of `others`, if LISTED) that may drop a lane's; beyond `last` anything.
+
+    x1 to y2 of rotated boxes are their centre and reach.
+    """
+    if INTERPRETED:  # which pays by the operation and not by the element: all at once
+        k = tl.arange(0, 64)[:, None]
+        other = first + tl.minimum(k, last)
+        if LISTED:
+            other = tl.load(others + other)
+        maybe = _may_drop(
+            fields + other, step, x1[None, :], y1[None, :], x2[None, :], y2[None, :], area[None, :], threshold,
+            ROTATED, OFFSET,
+        )  # fmt: skip
+        word = tl.sum(tl.where(maybe, tl.full((64, 1), 1, tl.int64) << k.to(tl.int64), 0), 0)
+    else:
+        low, high = tl.zeros(x1.shape, tl.int32), tl.zeros(x1.shape, tl.int32)
+        for begin in range(0, 32, UNROLL):
+            for offset in tl.static_range(UNROLL):
+                k = begin + offset
+                other, behind = first + tl.minimum(k, last), first + tl.minimum(k + 32, last)
+                if LISTED:
+                    other, behind = tl.load(others + other), tl.load(others + behind)
+                maybe = _may_drop(fields + other, step, x1, y1, x2, y2, area, threshold, ROTATED, OFFSET)
+                low |= tl.where(maybe, tl.full((), 1, tl.int32) << k, 0)
+                maybe = _may_drop(fields + behind, step, x1, y1, x2, y2, area, threshold, ROTATED, OFFSET)
+                high |= tl.where(maybe, tl.full((), 1, tl.int32) << k, 0)
+        word = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+    return word
+
+
+@triton.jit
+def _may_drop(other, step, x1, y1, x2, y2, area, threshold, ROTATED: tl.constexpr, OFFSET: tl.constexpr):
+    """Whether the box at `other` may overlap a lane's by more than the threshold.
+
+    A quotient that rounds to more than the threshold is above it, so inter > threshold * base. Rounding keeps order:
+    inter >= the rounded product.
+    """
+    if ROTATED:
+        return near(
+            tl.load(other), tl.load(other + step), tl.load(other + 6 * step), tl.load(other + 7 * step), x1, y1, x2, y2
+        )
+    else:
+        a_x1, a_y1, a_x2, a_y2, a_area = load_fields(other, 0, step)
+        inter, base = shared_area(a_x1, a_y1, a_x2, a_y2, a_area, x1, y1, x2, y2, area, OFFSET)
+        return (inter > 0) & (inter >= threshold * base)
 
 
 @_gpu.kernel
-def _soften_kernel(
-    boxes, scores, chosen, lowered, total, count,
-    threshold_bits: tl.int64, sigma_bits: tl.int64, least_bits: tl.int64,
-    METHOD: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program. A round lowers the scores for the box chosen last and finds the next; NaN marks what is out."""
-    REAL: tl.constexpr = scores.dtype.element_ty
-    threshold, least = from_bits(threshold_bits, REAL), from_bits(least_bits, REAL)
-    negative_sigma = from_bits(sigma_bits, tl.float64)
-    lowest = tl.full((), float("-inf"), REAL)
-    last = tl.full((), -1, tl.int64)
-    found = tl.full((), 0, tl.int64)
-    going = 1
-    while going > 0:
-        x1, y1, x2, y2, area = _load_box(boxes, tl.maximum(last, 0), last >= 0, OFFSET, REAL)
-        best, best_index = lowest, tl.full((), -1, tl.int64)
-        for begin in range(0, count, BLOCK):
-            i = begin + tl.arange(0, BLOCK).to(tl.int64)
-            score = tl.load(scores + i, i < count, float("nan"))
-            if last >= 0:
-                other_x1, other_y1, other_x2, other_y2, other_area = _load_box(boxes, i, i < count, OFFSET, REAL)
-                iou = _iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, OFFSET)
-                if METHOD == 2:
-                    wide = iou.to(tl.float64)
-                    weight = _exp((wide * wide) / negative_sigma).to(REAL)
-                elif METHOD == 1:
-                    weight = tl.where(iou >= threshold, 1.0 - iou, 1.0)
-                else:
-                    weight = tl.where(iou >= threshold, 0.0, 1.0).to(REAL)
-                score = score * weight
-                score = tl.where((score >= least) & (i != last), score, float("nan"))
-                tl.store(scores + i, score, i < count)
-            waiting = tl.where(score > lowest, score, lowest)  # also for NaN
-            value, place = tl.max(waiting, 0, return_indices=True, return_indices_tie_break_left=True)
-            better = value > best
-            best_index = tl.where(better, begin + place.to(tl.int64), best_index)
-            best = tl.where(better, value, best)
-        last = best_index
-        going = (last >= 0).to(tl.int32)
-        tl.store(chosen + found, last, last >= 0)
-        tl.store(lowered + found, best, last >= 0)
-        found += going
-    tl.store(total, found)
+def _keep_kernel(mask, dropped, order, out, kept, state, counter, start, stop, total, CHUNK: tl.constexpr):
+    """One program. What a block of 64 needs is loaded while the block before it is settled."""
+    lane = tl.arange(0, CHUNK)
+    bit = tl.arange(0, 64)
+    count = stop - start
+    blocks = (count + 63) // 64
+    inside = lane < count
+    gone = tl.load(dropped + start + lane, inside & (lane * 0 + start > 0), 0)
+    gone = tl.where(inside, gone.to(tl.int32), 1)
+    found = tl.load(state + 1, start > 0, 0)
+    tl.store(state, found)
+    droppers = tl.load(mask + bit)
+    behind = tl.load(mask + lane, inside, 0)
+    index = tl.load(order + start + bit, bit < count, 0)
+    for block in range(0, blocks):
+        following = tl.minimum(block + 1, blocks - 1)
+        row = mask + tl.cast(following, tl.int64) * CHUNK
+        next_droppers = tl.load(row + following * 64 + bit)
+        next_behind = tl.load(row + lane, inside & (lane >= following * 64 + 64), 0)
+        next_index = tl.load(order + start + following * 64 + bit, following * 64 + bit < count, 0)
+        stays = settle(droppers, free_of_block(gone, lane, block))
+        gone |= ((behind & stays) != 0).to(tl.int32)
+        places, staying = places_of(stays, found)
+        tl.store(out + places, index, staying)
+        tl.store(kept + places, start + block * 64 + bit, staying)
+        found += tl.sum(staying.to(tl.int32), 0)
+        droppers, behind, index = next_droppers, next_behind, next_index
+    tl.store(state + 1, found)
+    tl.store(counter, found, stop == total)
