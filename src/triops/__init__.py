@@ -14,6 +14,7 @@ from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
+from triops.ops.sparse_dense import site_rows, sparse_to_dense
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
@@ -48,11 +49,13 @@ __all__ = [
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
     "sigmoid_focal_loss",
+    "site_rows",
     "soft_nms",
     "sparse_avg_pool",
     "sparse_conv",
     "sparse_max_pool",
     "sparse_output_shape",
+    "sparse_to_dense",
     "voxelize",
     "voxelize_padded",
 ]

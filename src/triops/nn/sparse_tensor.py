@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triops import _check
 from triops.ops.rulebook.geometry import MAX_EXTENT
+from triops.ops.sparse_dense import site_rows, sparse_to_dense
 
 if TYPE_CHECKING:
     from triops.ops.rulebook import Rulebook
@@ -208,22 +209,8 @@ class SparseConvTensor:
 
     def dense(self, channels_first: bool = True) -> Tensor:
         """[B, C, *spatial_shape], or [B, *spatial_shape, C], with zeros at inactive sites."""
-        features, indices = self._features, self.indices.long()
-        limit = [self.batch_size, *self.spatial_shape]
-        sites = self.batch_size * self.spatial_size
-        flat = indices.new_zeros(indices.shape[:1])
-        inside = torch.ones_like(flat, dtype=torch.bool)
-        for axis, size in enumerate(limit):
-            flat = flat * size + indices[:, axis]
-            inside = inside & (indices[:, axis] >= 0) & (indices[:, axis] < size)
-        # One slot behind the grids takes what must not be seen: sites outside, and all rows of a site but the lowest.
-        flat = torch.where(inside, flat, sites)
-        rows = torch.arange(flat.shape[0], device=flat.device)
-        lowest = rows.new_full((sites + 1,), torch.iinfo(rows.dtype).max).scatter_reduce(0, flat, rows, "amin")
-        slot = torch.where(lowest[flat] == rows, flat, sites)
-        dense = features.new_zeros((sites + 1, features.shape[1])).index_put((slot,), features)[:sites]
-        dense = dense.reshape(*limit, features.shape[1])
-        return dense.movedim(-1, 1).contiguous() if channels_first else dense
+        rows = site_rows(self.indices, self.batch_size, self.spatial_shape)
+        return sparse_to_dense(self._features, rows, channels_first)
 
     def minus(self) -> SparseConvTensor:
         return self.replace_feature(-self._features)
