@@ -13,27 +13,67 @@ triton = pytest.importorskip("triton")
 from triops import _gpu  # noqa: E402
 
 
-class Jit:
-    """In place of Triton's compiler: counts what it compiles, and keeps what its kernels are launched with."""
-
-    arg_names = ("tensor", "count", "size", "BLOCK")
+class Compiled:
+    """In place of a kernel that Triton has compiled: keeps what it is launched with."""
 
     def __init__(self) -> None:
-        self.compiled: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.function, self.packed_metadata = 77, ("metadata",)
         self.launched: list[tuple[Any, ...]] = []
+        self._run: Any = None
+
+    @property
+    def run(self) -> Any:
+        if self._run is None:  # handles are made at the first launch
+            self._run = lambda *args: self.launched.append(args)
+        return self._run
+
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        """How Triton calls it, once it has analysed the arguments."""
+        hooks = SimpleNamespace(name="launch metadata"), SimpleNamespace(calls=[]), SimpleNamespace(calls=[])
+        self.run(*grid, 5, self.function, self.packed_metadata, *hooks, *args, *constants)
+
+
+class Jit:
+    """In place of Triton's compiler: counts what it compiles, and what takes its own path."""
+
+    def __init__(self, protocol: type[Compiled] = Compiled) -> None:
+        self.protocol = protocol
+        self.kernels: dict[Any, Compiled] = {}
+        self.compiled: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.own: list[tuple[Any, ...]] = []
+
+    @property
+    def launched(self) -> list[tuple[Any, ...]]:
+        return [call for kernel in self.kernels.values() for call in kernel.launched]
+
+    @property
+    def fast(self) -> list[tuple[Any, ...]]:
+        """Launches past Triton's own path: those pass addresses."""
+        return [call for call in self.launched if not any(isinstance(a, torch.Tensor) for a in call)]
+
+    def warmup(self, *args: Any, grid: tuple[int, ...], **options: Any) -> Any:
+        described = [
+            (a.dtype, a.data_ptr() % 16) if isinstance(a, torch.Tensor) else a.bit_length() // 32 for a in args
+        ]
+        key = (*described, args[2] == 1, args[2] % 16, *options.values())
+        if key not in self.kernels:
+            self.kernels[key] = self.protocol()
+            self.compiled.append((args, options))
+        return self.kernels[key]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile(*args: Any, **options: Any) -> Any:
-            self.compiled.append((args, options))
-            run = lambda *given: self.launched.append(given)  # noqa: E731
-            return SimpleNamespace(function="function", packed_metadata="metadata", run=run)
+        def launch(*args: Any, **options: Any) -> Any:
+            self.own.append(args)
+            kernel = self.warmup(*args, grid=grid, **options)
+            kernel.call((*grid, 1, 1)[:3], args, (options["BLOCK"],))
+            return kernel
 
-        return compile
+        return launch
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> _gpu.Kernel:
-    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: "stream")
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 5)
     monkeypatch.setattr(_gpu.launch, "fast_launches", True)
     monkeypatch.setattr(_gpu.launch, "driver", SimpleNamespace(active=active))
     found = _gpu.Kernel(lambda tensor, count, size, BLOCK: None, specialize=("size",))
@@ -46,9 +86,8 @@ def test_a_second_launch_gets_addresses_numbers_and_constants_in_order(kernel: _
     for _ in range(2):
         kernel[(7,)](tensor, 5, 9, BLOCK=64, num_warps=2)
     assert kernel.jit.compiled == [((tensor, 5, 9), {"BLOCK": 64, "num_warps": 2})]
-    assert kernel.jit.launched == [
-        (7, 1, 1, "stream", "function", "metadata", None, None, None, tensor.data_ptr(), 5, 9, 64)
-    ]
+    assert kernel.jit.own == [(tensor, 5, 9)]
+    assert kernel.jit.fast == [(7, 1, 1, 5, 77, ("metadata",), None, None, None, tensor.data_ptr(), 5, 9, 64)]
 
 
 def test_a_bound_kernel_is_launched_like_any_other(kernel: _gpu.Kernel) -> None:
@@ -57,9 +96,7 @@ def test_a_bound_kernel_is_launched_like_any_other(kernel: _gpu.Kernel) -> None:
     for count in (5, 6):
         bound((7, 3), tensor, count)
     assert kernel.jit.compiled == [((tensor, 5, 9), {"BLOCK": 64, "num_warps": 2})]
-    assert kernel.jit.launched == [
-        (7, 3, 1, "stream", "function", "metadata", None, None, None, tensor.data_ptr(), 6, 9, 64)
-    ]
+    assert kernel.jit.fast == [(7, 3, 1, 5, 77, ("metadata",), None, None, None, tensor.data_ptr(), 6, 9, 64)]
 
 
 @pytest.mark.parametrize(
@@ -78,15 +115,144 @@ def test_a_bound_kernel_is_launched_like_any_other(kernel: _gpu.Kernel) -> None:
 def test_what_triton_compiles_anew_is_compiled_anew(kernel: _gpu.Kernel, other: tuple[Any, ...]) -> None:
     for tensor, count, size, block in ((torch.zeros(64), 5, 9, 64), other):
         kernel[(7,)](tensor, count, size, BLOCK=block)
-    assert len(kernel.jit.compiled) == 2
-    assert not kernel.jit.launched
+    assert len(kernel.jit.compiled) == len(kernel.jit.own) == 2
+    assert not kernel.jit.fast
 
 
 @pytest.mark.parametrize("count", [1, 32, 2**31 - 1, -(2**31)])
 def test_counts_do_not_specialise(kernel: _gpu.Kernel, count: int) -> None:
     for number in (5, count):
         kernel[(7,)](torch.zeros(64), number, 9, BLOCK=64)
-    assert len(kernel.jit.compiled) == len(kernel.jit.launched) == 1
+    assert len(kernel.jit.compiled) == len(kernel.jit.own) == len(kernel.jit.fast) == 1
+
+
+class OnlyArguments(Compiled):
+    """Constants are not passed, as in Triton 3.2."""
+
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        super().call(grid, args, ())
+
+
+class PlainRun(Compiled):
+    """`run` is no property."""
+
+    run = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self._run
+        self.run = lambda *args: self.launched.append(args)
+
+
+class MoreInFront(Compiled):
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run("cluster", *grid, 5, self.function, self.packed_metadata, None, None, None, *args, *constants)
+
+
+class InOneTuple(Compiled):
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run(*grid, 5, self.function, self.packed_metadata, None, None, None, (*args, *constants))
+
+
+class ByKeyword(Compiled):
+    @property
+    def run(self) -> Any:
+        self._run = self._run or (lambda *args, stream: self.launched.append((*args, stream)))
+        return self._run
+
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run(*grid, self.function, self.packed_metadata, None, None, None, *args, *constants, stream=5)
+
+
+class OtherStream(Compiled):
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run(*grid, 6, self.function, self.packed_metadata, None, None, None, *args, *constants)
+
+
+class ConstantsInFront(Compiled):
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        super().call(grid, constants, args)
+
+
+class WithAHook(Compiled):
+    """A profiler asked Triton to be called at every launch."""
+
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run(*grid, 5, self.function, self.packed_metadata, None, print, None, *args, *constants)
+
+
+class NoMetadata(Compiled):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.packed_metadata
+
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.run(*grid, 5, self.function, *args)
+
+
+class NotReplaceable(Compiled):
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_run" and value is not None:
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+    @property
+    def run(self) -> Any:
+        return lambda *args: self.launched.append(args)
+
+
+class LaunchedElsewhere(Compiled):
+    def call(self, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        self.launched.append((*grid, *args))
+
+
+@pytest.mark.parametrize("protocol", [OnlyArguments, PlainRun])
+def test_a_protocol_that_is_almost_ours_is_learnt(kernel: _gpu.Kernel, protocol: type[Compiled]) -> None:
+    kernel.jit = Jit(protocol)
+    tensor = torch.zeros(64)
+    for count in (5, 6, 7):
+        kernel[(7,)](tensor, count, 9, BLOCK=64)
+    constants = () if protocol is OnlyArguments else (64,)
+    head = 7, 1, 1, 5, 77, ("metadata",), None, None, None, tensor.data_ptr()
+    assert kernel.jit.fast == [(*head, 6, 9, *constants), (*head, 7, 9, *constants)]
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [MoreInFront, InOneTuple, ByKeyword, OtherStream, ConstantsInFront, WithAHook, NoMetadata, NotReplaceable,
+     LaunchedElsewhere],
+)  # fmt: skip
+def test_an_unknown_protocol_takes_tritons_own_path(kernel: _gpu.Kernel, protocol: type[Compiled]) -> None:
+    kernel.jit = Jit(protocol)
+    tensor = torch.zeros(64)
+    bound = kernel.bind(9, BLOCK=64)
+    for count in (5, 6, 7):
+        kernel[(7,)](tensor, count, 9, BLOCK=64)
+        bound((7,), tensor, count)
+    assert [args[1] for args in kernel.jit.own] == [5, 5, 6, 6, 7, 7]
+    assert len(kernel.jit.launched) == 6
+    assert len(kernel.jit.compiled) == 1
+
+
+def test_an_error_of_tritons_own_launch_is_the_users(kernel: _gpu.Kernel) -> None:
+    class TooLarge(Compiled):
+        @property
+        def run(self) -> Any:
+            raise MemoryError("out of shared memory")
+
+    kernel.jit = Jit(TooLarge)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="out of shared memory"):
+            kernel[(7,)](torch.zeros(64), 5, 9, BLOCK=64)
+
+
+def test_what_was_watched_is_left_as_it_was(kernel: _gpu.Kernel) -> None:
+    for _ in range(2):
+        kernel[(7,)](torch.zeros(64), 5, 9, BLOCK=64)
+    (compiled,) = kernel.jit.kernels.values()
+    assert compiled.run.__qualname__.startswith("Compiled.run")
 
 
 def test_of_the_integers_triton_specialises_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +270,10 @@ def test_a_parameter_to_specialise_on_must_exist() -> None:
 
 
 def test_inside_of_compiling_nothing_is_launched(kernel: _gpu.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[tuple[Any, ...]] = []
-    kernel.jit.warmup = lambda *args, grid, **options: warmed.append(args)
     with _gpu.compiling():
         kernel[(7,)](torch.zeros(64), 5, 9, BLOCK=64)
         kernel.bind(9, BLOCK=64)((7,), torch.zeros(64), 5)
-    assert len(warmed) == 2
-    assert not kernel.jit.compiled
+    assert len(kernel.jit.compiled) == 1
     assert not kernel.jit.launched
 
 

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import triton
 from triton.runtime.driver import driver
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-# Triton versions whose launch protocol `Kernel` knows; on others every launch takes Triton's own path.
-_KNOWN = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"])
-fast_launches = _KNOWN and not INTERPRETED
+fast_launches = not INTERPRETED  # False: every launch takes Triton's own path
+
+LOWEST_INT32, HIGHEST_INT32 = -(2**31), 2**31 - 1
 
 
 class Kernel:
@@ -27,7 +27,10 @@ class Kernel:
     Triton analyses every argument at every launch, which costs more host time than the launch. Here the
     compiled kernel is kept by what the analysis can depend on: dtype and alignment of tensors, and for
     integers whether they need 64 bits. Of those named in `specialize`, also whether they are 1 or a multiple of 16.
-    Constants go by keyword, in order.
+    Arguments are tensors, the first of them always, and integers; constants go by keyword, in order.
+
+    How Triton calls a compiled kernel is nowhere promised, so the first launch of each kind is watched, and repeated by
+    itself only where Triton called it as expected; see `_Repeat`.
     """
 
     def __init__(self, function: Callable[..., Any], specialize: Sequence[str] = ()) -> None:
@@ -61,47 +64,117 @@ class Kernel:
 
         return launch
 
-    def run(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Launch by Triton's own path, or inside of `compiling()` compile only. -> the compiled kernel"""
+    def run(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Launch by Triton's own path, or inside of `compiling()` compile only."""
         jit = self.jit_for(args)
-        return jit.warmup(*args, grid=grid, **options) if _state.compiling else jit[grid](*args, **options)
+        if _state.compiling:
+            jit.warmup(*args, grid=grid, **options)
+        else:
+            jit[grid](*args, **options)
 
     def bind(self, *last: int, **options: Any) -> Callable[..., None]:
         """`bound(grid, *args)`, for a launcher whose last arguments, constants and options are ever the same."""
         if not fast_launches:
             return lambda grid, *args: self.run(grid, (*args, *last), options)
-        compiled: dict[Any, Any] = {}
+        repeats: dict[Any, _Repeat | None] = {}
+        flags = self.specialized
 
         def launch(grid: tuple[int, ...], *args: Any) -> None:
-            device = driver.active.get_current_device()
-            seen, passed = [device], []
-            for a, specialized in zip(args, self.specialized, strict=False):
+            seen: list[Any] = [args[0].get_device()]
+            passed: list[int] = []
+            addresses = 0
+            for a, specialized in zip(args, flags):  # noqa: B905 - strict would cost time
                 if type(a) is int:
-                    seen.append(_integer_class(a) if specialized else LOWEST_INT32 <= a <= HIGHEST_INT32)
+                    if specialized:
+                        seen.append(_integer_class(a))
+                    elif not LOWEST_INT32 <= a <= HIGHEST_INT32:
+                        seen.append((len(passed),))
                     passed.append(a)
                 else:  # an address goes through faster than a tensor, which Triton would ask the driver about
                     address = a.data_ptr()
+                    addresses |= address
                     seen.append(a.dtype)
-                    seen.append(address & 15)
                     passed.append(address)
+            if addresses & 15:
+                seen.append(tuple([type(a) is int or a.data_ptr() & 15 for a in args]))
             key = tuple(seen)
-            found = compiled.get(key)
-            if found is None or _state.compiling:
-                kernel = self.run(grid, (*args, *last), options)
-                constants = [options[name] for name in self.parameters[len(args) + len(last) :]]
-                compiled[key] = kernel, (*last, *constants)
+            repeat = repeats.get(key)
+            if repeat is None or _state.compiling:
+                if key in repeats or _state.compiling:
+                    self.run(grid, (*args, *last), options)
+                else:
+                    repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
                 return
-            kernel, rest = found
-            kernel.run(
+            repeat.run(
                 grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
-                driver.active.get_current_stream(device), kernel.function, kernel.packed_metadata,
-                None, None, None, *passed, *rest,
+                driver.active.get_current_stream(seen[0]), repeat.function, repeat.metadata, None, None, None,
+                *passed, *repeat.rest,
             )  # fmt: skip
 
         return launch
 
 
-LOWEST_INT32, HIGHEST_INT32 = -(2**31), 2**31 - 1
+class _Repeat(NamedTuple):
+    """How Triton called a compiled kernel, for further launches with other tensors and numbers of the same kind:
+
+    `run(*grid, stream, function, metadata, launch_metadata, enter_hook, exit_hook, *args, *rest)`
+    """
+
+    run: Callable[..., Any]
+    function: Any
+    metadata: Any
+    rest: tuple[Any, ...]  # behind the arguments: those that are ever the same, and constants where Triton passes them
+
+    @classmethod
+    def of_launch(
+        cls, jit: Any, grid: tuple[int, ...], args: tuple[Any, ...], last: tuple[int, ...], options: dict[str, Any]
+    ) -> _Repeat | None:
+        """Launch by Triton's own path, and watch. None where the compiled kernel is not called as described above."""
+        kernel = jit.warmup(*args, *last, grid=grid, **options)
+        calls: list[tuple[Any, ...]] = []
+        with _watching:
+            run = _watch(kernel, calls)
+            try:
+                jit[grid](*args, *last, **options)
+            finally:
+                if run is not None:
+                    _replace_run(kernel, run)
+        for call in calls:
+            made = cls(run, kernel.function, kernel.packed_metadata, call[9 + len(args) :])  # type: ignore[arg-type]
+            stream = driver.active.get_current_stream(args[0].get_device())
+            expected = (*grid, *(1, 1)[len(grid) - 1 :], stream, made.function, made.metadata, *call[6:9], *args)
+            hooked = any(hook is not None and getattr(hook, "calls", hook) for hook in call[7:9])
+            if len(call) >= len(expected) and all(map(_same, call, expected)) and not hooked:
+                return made
+        return None
+
+
+_watching = threading.Lock()
+
+
+def _watch(kernel: Any, calls: list[tuple[Any, ...]]) -> Callable[..., Any] | None:
+    """Note the calls of `kernel.run` from now on. -> what it was, None where that is not possible"""
+    try:
+        run: Callable[..., Any] = kernel.run
+        kernel.function, kernel.packed_metadata  # noqa: B018 - must be there
+
+        def noted(*args: Any, **options: Any) -> Any:
+            if not options:
+                calls.append(args)
+            return run(*args, **options)
+
+        _replace_run(kernel, noted)
+    except Exception:  # whatever is wrong with it, Triton's own launch will say
+        return None
+    return run
+
+
+def _replace_run(kernel: Any, run: Callable[..., Any]) -> None:
+    setattr(kernel, "_run" if "_run" in vars(kernel) else "run", run)  # in some versions `run` is a property
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) is int and a == b)
 
 
 @lru_cache(maxsize=4096)
