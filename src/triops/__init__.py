@@ -9,6 +9,7 @@ from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_ove
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
+from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
@@ -38,6 +39,8 @@ __all__ = [
     "get_indice_pairs",
     "grid_size",
     "ingroup_inds",
+    "ms_deform_attn",
+    "ms_deform_attn_backward",
     "nms",
     "nms3d",
     "nms3d_normal",

@@ -25,7 +25,7 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "pcdet", "bevfusion", "pointops", *PACKAGES)
+LIBRARIES = ("mmcv", "pcdet", "bevfusion", "pointops", "ms_deform_attn", *PACKAGES)
 
 
 def extension_library(fullname: str) -> "str | None":
@@ -41,6 +41,8 @@ def extension_library(fullname: str) -> "str | None":
         return "bevfusion"
     if fullname in ("pointops", "pointops._C"):
         return "pointops"
+    if fullname == "MultiScaleDeformableAttention":
+        return "ms_deform_attn"
     return None
 
 

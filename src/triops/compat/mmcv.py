@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import triops
-from triops.compat import _finder, _mmcv_boxes, _mmcv_losses, _mmcv_sparse, _mmcv_voxels
+from triops.compat import _finder, _mmcv_attention, _mmcv_boxes, _mmcv_losses, _mmcv_sparse, _mmcv_voxels
 from triops.compat._extension import Extension
 
 OVERLAP_MODES = ("iou", "iof")
@@ -90,6 +90,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         roiaware_pool3d_forward, roiaware_pool3d_backward,
     )
 }  # fmt: skip
+FUNCTIONS |= _mmcv_attention.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
