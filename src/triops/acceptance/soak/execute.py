@@ -1,0 +1,278 @@
+"""Some calls at once: each on a thread of its own, between guard bytes, and what is wrong with what they gave."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops import _sample
+from triops._compare import difference
+from triops._op import OPERATORS, reference_backend
+from triops.acceptance.guards import Guards, guarded_memory
+from triops.acceptance.soak.calls import MUST_ANSWER, Call, Spec, draw
+
+CLEAR = (ValueError, TypeError, IndexError)
+# Errors of torch's own that may pass through: an output that no memory can hold or of a size that meta tensors cannot
+# tell, and what a public function does to a sparse tensor before its operator sees it.
+OF_MEMORY = ("memory", "storage size", "overflow")
+OF_TORCH = (*OF_MEMORY, "meta tensors", "sparse tensors", "'sparsecpu'", "'sparsecuda'")
+THREADS = (1, 1, 2, 4)  # of torch and of CPU kernels, in one call
+TOO_LARGE = 2**28  # bytes of results that are not compared: the reference would take minutes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one call."""
+
+    kind: str
+    outcome: str  # "answered", "refused" or "not captured"
+    seconds: float
+    failures: list[str] = field(default_factory=list)
+    call: str = ""  # in words, where there are failures
+
+
+@dataclass
+class Outcome:
+    """What one run of a call gave."""
+
+    outputs: list[Tensor] | None = None  # on the CPU
+    error: BaseException | None = None
+    damage: list[str] = field(default_factory=list)
+    captured: bool = True
+
+    @property
+    def what(self) -> str:
+        return "answers" if self.error is None else f"raises {type(self.error).__name__}: {self.error}"[:1000]
+
+
+def is_clear(error: BaseException) -> bool:
+    """Whether a malformed call may end so."""
+    if isinstance(error, CLEAR):
+        return True
+    return _is_of_memory(error) or (isinstance(error, RuntimeError) and _says(error, OF_TORCH))
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _says(error, OF_MEMORY))
+
+
+def _says(error: BaseException, words: Sequence[str]) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in words) and "illegal memory access" not in text
+
+
+def run_round(specs: Sequence[Spec]) -> list[Verdict]:
+    """Draw the calls, run them at once, judge them one by one."""
+    calls = [draw(spec) for spec in specs]
+    torch.set_num_threads(THREADS[specs[0].seed % len(THREADS)])
+    seconds = [0.0] * len(calls)
+    outcomes: list[list[Outcome]] = [[] for _ in calls]
+    barrier = threading.Barrier(len(calls))
+    repeats = 1 if len(calls) == 1 else 2  # calls are short: the second one meets the others more often
+
+    def work(i: int) -> None:
+        barrier.wait()
+        start = time.perf_counter()
+        outcomes[i] = [_run(calls[i]) for _ in range(repeats)]
+        seconds[i] = (time.perf_counter() - start) / repeats
+
+    if len(calls) == 1:
+        work(0)
+    else:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return [_verdict(*found) for found in zip(calls, outcomes, seconds, strict=True)]
+
+
+def _run(call: Call) -> Outcome:
+    backend = call.spec.backend
+    function = _kernel_of(call)
+    if call.bad is not None:
+        return _guarded(call, function)
+    if backend == "reference":
+        with reference_backend():
+            return _guarded(call, function)
+    if backend == "cuda-graph":
+        return _captured(call, function)
+    if backend == "cuda-stream":
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return _guarded(call, function)
+    return _guarded(call, function)
+
+
+def _kernel_of(call: Call) -> Callable[..., Any]:
+    """What serves the call: the dispatcher does for a device's own kernels, not for Triton's interpreter."""
+    if call.spec.backend != "interpreter" or call.operator is None or call.bad is not None:
+        return call.function
+    operator = OPERATORS[call.operator]
+
+    def checked(*args: Any) -> Any:
+        accepted = operator.signature.accepted(args)
+        operator._check(accepted)
+        return operator.kernel("gpu")(*accepted)
+
+    return checked
+
+
+def _placed(call: Call, guards: Guards) -> tuple[Any, ...]:
+    """The arguments on the call's device, tensors between guard bytes where they are plain ones."""
+    device = "cuda" if call.spec.backend.startswith("cuda") else "cpu"
+    plain = [i for i, a in enumerate(call.args) if _is_plain(a)]
+    moved = _sample.to_device((call.args[i] for i in plain), device)
+    names = [call.parameters[i] for i in plain]
+    placed = dict(zip(plain, guards.place(moved, offset=call.offset, names=names), strict=True))
+    return tuple(placed.get(i, a) for i, a in enumerate(call.args))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+
+
+def _guarded(call: Call, function: Callable[..., Any]) -> Outcome:
+    outcome = Outcome()
+    with guarded_memory() as guards:
+        args = _placed(call, guards)
+        with _caught(outcome):
+            outcome.outputs = _outputs(call, args, function(*args))
+        _finish(call, guards, outcome)
+    return outcome
+
+
+def _captured(call: Call, function: Callable[..., Any]) -> Outcome:
+    """The replay of a CUDA graph of the call, into outputs that hold something else before."""
+    outcome = Outcome()
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with guarded_memory() as guards:
+        args = _placed(call, guards)
+        with _caught(outcome):
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                outcome.outputs = _outputs(call, args, function(*args))  # compiles, and says whether it is refused
+            torch.cuda.synchronize()
+        if outcome.error is None:
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    results = function(*args)
+            except RuntimeError:  # it waits for the GPU
+                torch.cuda.set_stream(current)  # a capture that fails does not put it back
+                torch.cuda.synchronize()
+                outcome.captured = False
+                return outcome
+            with _caught(outcome):
+                for _ in range(2):
+                    for tensor in _sample.tensors_of(results):
+                        tensor.fill_(1)
+                    graph.replay()
+                    torch.cuda.synchronize()
+                outcome.outputs = _outputs(call, args, results)
+        _finish(call, guards, outcome)
+    return outcome
+
+
+@contextlib.contextmanager
+def _caught(outcome: Outcome) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever comes is judged
+        outcome.error, outcome.outputs = error, None
+
+
+def _finish(call: Call, guards: Guards, outcome: Outcome) -> None:
+    """What was written where; on a GPU after everything is done, and an error of the device shows here too."""
+    try:
+        if call.spec.backend.startswith("cuda"):
+            torch.cuda.synchronize()
+        outcome.damage = guards.damage()
+    except RuntimeError as error:
+        outcome.damage = [f"the device is lost: {error}"]
+
+
+def _outputs(call: Call, args: tuple[Any, ...], results: Any) -> list[Tensor]:
+    """What the call specifies of its results, on the CPU."""
+    if isinstance(results, list) and all(isinstance(r, int) for r in results):
+        return [torch.tensor(results, dtype=torch.int64)]
+    if call.operator is not None and all(_specifiable(t) for t in _sample.tensors_of(results)):
+        results = _sample.specified(OPERATORS[call.operator], args, results)
+    return [t.cpu() if _specifiable(t) else t for t in _sample.tensors_of(results)]
+
+
+def _specifiable(tensor: Tensor) -> bool:
+    return tensor.device.type != "meta"
+
+
+# What is wrong
+
+
+def _verdict(call: Call, outcomes: list[Outcome], seconds: float) -> Verdict:
+    failures = list(dict.fromkeys(f for outcome in outcomes for f in outcome.damage))
+    if call.bad is not None:
+        failures += _bad_call_failures(call.bad, outcomes[-1])
+    else:
+        expected: Outcome | None = None
+        for outcome in outcomes:
+            if outcome.error is not None and not is_clear(outcome.error):
+                failures.append(outcome.what)
+            elif outcome.error is not None and call.kind in MUST_ANSWER:
+                failures.append(f"was refused: {outcome.what}")
+            elif not _is_of_memory(outcome.error) and _size(outcome) < TOO_LARGE:
+                expected = expected or _expected(call)
+                failures += _differences(call, outcome, expected)
+    last = outcomes[-1]
+    word = "refused" if last.error is not None else "answered" if last.captured else "not captured"
+    failures = list(dict.fromkeys(failures))
+    return Verdict(call.kind, word, seconds, failures, str(call) if failures else "")
+
+
+def _bad_call_failures(bad: _sample.BadCall, outcome: Outcome) -> list[str]:
+    right = type(outcome.error) is bad.error and re.search(bad.match, str(outcome.error))
+    return [] if right else [f"{outcome.what} instead of {bad.error.__name__} with {bad.match!r}"]
+
+
+def _size(outcome: Outcome) -> int:
+    return _sample.bytes_of(outcome.outputs or [])
+
+
+def _expected(call: Call) -> Outcome:
+    outcome = Outcome()
+    with _caught(outcome), reference_backend():
+        outcome.outputs = _outputs(call, call.args, call.function(*call.args))
+    return outcome
+
+
+def _differences(call: Call, got: Outcome, expected: Outcome) -> list[str]:
+    if _is_of_memory(expected.error):
+        return []
+    if (got.error is None) != (expected.error is None):
+        # On a GPU an index that is no row is skipped, not refused: nobody waits for a look at it.
+        if isinstance(expected.error, IndexError) and call.spec.backend not in ("reference", "cpu"):
+            return []
+        return [f"{got.what}, the reference {expected.what}"]
+    if got.error is not None and expected.error is not None:
+        if type(got.error) is not type(expected.error):
+            return [f"{got.what}, the reference {expected.what}"]
+        return []
+    assert got.outputs is not None
+    assert expected.outputs is not None
+    if any(not _specifiable(t) for t in [*got.outputs, *expected.outputs]) or not _is_specified(call):
+        return []
+    scale = _sample.standard_of(OPERATORS[call.judged_as]).error_scale
+    found = difference(got.outputs, expected.outputs, scale)
+    return [found] if found else []
+
+
+def _is_specified(call: Call) -> bool:
+    """False for a malformed call whose index tensors no longer belong together: any answer will do."""
+    integers = [a for a in call.args if isinstance(a, Tensor) and not a.is_floating_point()]
+    return call.kind != "spoilt" or len(integers) < 2
