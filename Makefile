@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check --progress-bar on \
 	-c constraints.txt -c tests_networks/constraints.txt
 
-.PHONY: demo test test-networks lint warmup clean
+.PHONY: demo test test-networks lint warmup soak sanitize clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -21,6 +21,15 @@ lint: .venv/.test
 # Whole networks of mmdetection3d on triops, in an environment of their own.
 test-networks: .venv-networks/.installed
 	.venv-networks/bin/pytest tests_networks
+
+# Random calls of everything, on the GPU too where there is one: MINUTES=120, CALLS=100000, SEED=1, PROCESSES=4.
+soak: .venv/.test
+	$(BIN)/python -m triops.acceptance.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CALLS),--calls $(CALLS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES)) --json triops-soak/soak.json
+
+# The same calls under compute-sanitizer, where there is a GPU: SECONDS=600, JOBS=4.
+sanitize: .venv/.test
+	$(BIN)/python -m triops.acceptance.sanitize $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 clean:
 	rm -rf .venv .venv-networks

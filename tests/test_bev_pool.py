@@ -132,3 +132,16 @@ def test_cells_of_the_backward_may_be_any_integers(backend: str) -> None:
     got = run(backend, "bev_pool_backward", (grad, features[:2], depth, cells))
     assert_same(got, run("reference", "bev_pool_backward", (grad, features[:2], depth, cells)))
     assert device_of(backend) == GPU or got[1].shape == depth.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_point_of_no_cell_gives_and_gets_no_gradient_even_where_it_is_not_finite(backend: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    depth = torch.tensor([[[2.0, nan], [inf, 3.0]]])  # one image, two depths, two pixels
+    cells = torch.tensor([0, -1, 7, 1])
+    features = torch.tensor([[5.0], [nan]])
+    grad = torch.tensor([[10.0], [100.0]])
+    grad_features, grad_depth = run(backend, "bev_pool_backward", (grad, features, depth, cells))
+    assert grad_features.flatten().tolist() == [20.0, 300.0]
+    assert grad_depth.flatten().tolist()[:3] == [50.0, 0.0, 0.0]
+    assert grad_depth.flatten()[3].isnan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from test_op import python
 
 import triops
 from triops._cpu import cache
+from triops._cpu.sort import drop_repeated
 
 PACKAGE = Path(triops.__file__).parent
 CALL = """
@@ -149,3 +151,30 @@ def test_a_cache_file_that_is_no_cache_file_is_compiled_anew(tmp_path: Path) -> 
         done = python(f"{CALL}\n    call(np.int32)", NUMBA_CACHE_DIR=str(tmp_path))
         assert done.stdout.strip() == "2", done.stderr
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_threads_that_load_kernels_at_once_leave_numbas_own_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one setting of the process: what a second thread saw meanwhile, it would put back for good."""
+    import numba
+
+    real, inside, most = cache.FunctionCache.__init__, [], []
+
+    def slow(self: object, function: object) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        real(self, function)
+        inside.pop()
+
+    monkeypatch.setattr(cache.FunctionCache, "__init__", slow)
+    before = numba.config.CACHE_DIR
+    functions = [drop_repeated.py_func] * 4
+    threads = [threading.Thread(target=cache._KernelCache, args=(f, str(tmp_path))) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == numba.config.CACHE_DIR
+    assert most == [1, 1, 1, 1]

@@ -200,7 +200,7 @@ def test_ctrl_c_prints_what_was_done() -> None:
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(6)
+    time.sleep(3)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     words, _ = process.communicate(timeout=60)
     assert process.returncode == 130

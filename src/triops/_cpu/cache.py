@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +19,8 @@ from typing import Any
 
 import numba
 from numba.core.caching import FunctionCache
+
+_SETTINGS_LOCK = threading.Lock()  # Numba takes its folder from a setting of the whole process
 
 
 @cache
@@ -100,11 +103,12 @@ class _KernelCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any], directory: str) -> None:
         settings: Any = numba.config
-        before, settings.CACHE_DIR = settings.CACHE_DIR, directory
-        try:
-            super().__init__(function)  # type: ignore[no-untyped-call]
-        finally:
-            settings.CACHE_DIR = before
+        with _SETTINGS_LOCK:
+            before, settings.CACHE_DIR = settings.CACHE_DIR, directory
+            try:
+                super().__init__(function)  # type: ignore[no-untyped-call]
+            finally:
+                settings.CACHE_DIR = before
         self._directory = directory
         if not self.cache_path.startswith(directory):  # Numba's second choice, which no hash of the source guards
             raise PermissionError(f"{directory} cannot be written")

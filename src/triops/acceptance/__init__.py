@@ -6,6 +6,7 @@ ceilings.py   what the machine can do, measured
 timing.py     how long a call takes
 runner.py     every sample through every kernel
 guards.py     memory that shows what a kernel writes outside of its buffers, and what it does not write
+soak/         random calls of everything, for as long as you like; sanitize.py runs them under compute-sanitizer
 case_file.py  one call in one file; record.py writes such files from a running program
 report.py     report.html and report.json
 """

@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import importlib
 import json
+import signal
 import sys
 import time
 from importlib.util import find_spec
@@ -107,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     without = "" if find_spec("numba") else " (no numba here: CPU calls would run the reference)"
     print(f"seed {seed}, backends {', '.join(backends)}{without}, {len(soak.summary.targets)} targets", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a soak in the background ends with its summary, too
+        signal.signal(number, signal.default_int_handler)
     summary = soak.run()
     print(f"\n{summary.table()}\n")
     for failure in summary.failures:

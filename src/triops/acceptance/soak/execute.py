@@ -25,6 +25,7 @@ CLEAR = (ValueError, TypeError, IndexError)
 OF_MEMORY = ("memory", "storage size", "overflow")
 OF_TORCH = (*OF_MEMORY, "meta tensors", "sparse tensors", "'sparsecpu'", "'sparsecuda'")
 THREADS = (1, 1, 2, 4)  # of torch and of CPU kernels, in one call
+PRODUCTS_OF_TILES = ("sparse_conv", "sparse_conv_fused")
 TOO_LARGE = 2**28  # bytes of results that are not compared: the reference would take minutes
 
 
@@ -92,6 +93,7 @@ def run_round(specs: Sequence[Spec]) -> list[Verdict]:
             thread.start()
         for thread in threads:
             thread.join()
+    torch.set_num_threads(1)  # small references are slower on several, and on a busy machine take minutes
     return [_verdict(*found) for found in zip(calls, outcomes, seconds, strict=True)]
 
 
@@ -201,7 +203,7 @@ def _finish(call: Call, guards: Guards, outcome: Outcome) -> None:
 
 def _outputs(call: Call, args: tuple[Any, ...], results: Any) -> list[Tensor]:
     """What the call specifies of its results, on the CPU."""
-    if isinstance(results, list) and all(isinstance(r, int) for r in results):
+    if isinstance(results, list | tuple) and all(isinstance(r, int) for r in results):
         return [torch.tensor(results, dtype=torch.int64)]
     if call.operator is not None and all(_specifiable(t) for t in _sample.tensors_of(results)):
         results = _sample.specified(OPERATORS[call.operator], args, results)
@@ -273,6 +275,11 @@ def _differences(call: Call, got: Outcome, expected: Outcome) -> list[str]:
 
 
 def _is_specified(call: Call) -> bool:
-    """False for a malformed call whose index tensors no longer belong together: any answer will do."""
+    """False where any answer will do: index tensors of a malformed call no longer belong together, or a weight that is
+    not finite is multiplied on a GPU, by whole tiles, with the zeros that stand for the rows it does not meet."""
+    if call.judged_as in PRODUCTS_OF_TILES and call.spec.backend not in ("reference", "cpu"):
+        weight = call.args[call.parameters.index("weight")]
+        if isinstance(weight, Tensor) and not bool(weight.isfinite().all()):
+            return False
     integers = [a for a in call.args if isinstance(a, Tensor) and not a.is_floating_point()]
     return call.kind != "spoilt" or len(integers) < 2

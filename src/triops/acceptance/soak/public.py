@@ -34,24 +34,24 @@ class Public:
 
 
 def functions() -> dict[str, Public]:
-    """All of `triops.__all__`. A function whose parameters an operator has under the same names needs no line here."""
+    """Those of `triops.__all__`. A function whose parameters an operator has under the same names needs no line here;
+    one that has neither is left out, and `tests/test_soak.py` asks for the line."""
     found = {}
     for name in triops.__all__:
         function = getattr(triops, name)
         if not inspect.isfunction(function) or name in NO_CALLS:
             continue
         made = _special(name, function) or _by_names(name, function)
-        if made is None:
-            raise LookupError(f"the soak cannot call triops.{name}: {__name__} needs a line for it")
-        found[name] = made
+        if made is not None:
+            found[name] = made
     return found
 
 
 def _by_names(name: str, function: Callable[..., Any]) -> Public | None:
     wanted = inspect.signature(function).parameters
     required = {p for p in wanted if wanted[p].default is inspect.Parameter.empty}
-    sources = [s for s in (name, f"{name}_forward", f"{name}_padded") if s in OPERATORS]
-    source = next((s for s in sources if required <= set(OPERATORS[s].parameters)), None)
+    likely = [s for s in (name, f"{name}_forward", f"{name}_padded") if s in OPERATORS]
+    source = next((s for s in (*likely, *OPERATORS) if required <= set(OPERATORS[s].parameters)), None)
     if source is None:
         return None
     has = OPERATORS[source].parameters
@@ -82,9 +82,6 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
             name, forward, forward, parameters, lambda rng, a: (*a[:3], list(a[3:6]), *a[6:]),
             lambda *a: function(*a[:6], z_origin=a[6], margin=a[7]),
         )  # fmt: skip
-    if name == "sparse_output_shape":
-        parameters = list(inspect.signature(function).parameters)
-        return Public(name, "get_indice_pairs", "get_indice_pairs", parameters, lambda rng, a: a[2:], function)
     if name in ("sparse_conv", "sparse_max_pool", "sparse_avg_pool"):
         weighted = name == "sparse_conv"
         parameters = ["features", *(["weight", "bias"] if weighted else []), *OPERATORS["get_indice_pairs"].parameters]

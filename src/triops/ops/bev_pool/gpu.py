@@ -233,8 +233,8 @@ def _give_back_kernel(
     point = (row // pixels).to(tl.int64) * depths * pixels + row % pixels
     for _ in range(depths):
         cell = tl.load(cells + point, mask=exists, other=-1)
-        weight = tl.load(weights + point, mask=exists, other=0.0).to(REAL)[:, None]
-        valid = (cell >= 0) & (cell < num_cells)
+        valid = (cell >= 0) & (cell < num_cells)  # a point of no cell takes no part, finite or not
+        weight = tl.load(weights + point, mask=valid, other=0.0).to(REAL)[:, None]
         above = _rows(grad, cell, valid, channel, channels, REAL)
         total += weight * above
         product = tl.sum(value * above, 1)
@@ -242,6 +242,7 @@ def _give_back_kernel(
             above = _rows(grad, cell, valid, rest, channels, REAL)
             total_rest += weight * above
             product += tl.sum(value_rest * above, 1)
+        product = tl.where(valid, product, 0.0)
         tl.store(grad_weights + point, product.to(grad_weights.dtype.element_ty), mask=exists)
         point += pixels
     at = grad_features + row.to(tl.int64)[:, None] * channels

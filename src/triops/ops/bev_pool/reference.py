@@ -56,16 +56,18 @@ def bev_pool_backward(
     cells: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """grad [num_cells, C] -> the gradients of features [R, C] and of depth [N, D, S], or [0] where there is none."""
-    inside = ((cells >= 0) & (cells < len(grad))).nonzero()[:, 0]
+    valid = (cells >= 0) & (cells < len(grad))
     above = grad.new_zeros((len(cells), grad.shape[1]))
-    above[inside] = grad[cells[inside].long()]
+    above[valid] = grad[cells[valid].long()]
     if depth is None:
         return above, grad.new_zeros(0)
     images, depths, pixels = depth.shape
     real = compute_dtype(features.dtype)
     above = above.to(real).view(images, depths, pixels, grad.shape[1])
-    grad_features = (above * depth[..., None].to(real)).sum(1).flatten(0, 1)
-    grad_depth = (above * features.to(real).view(images, 1, pixels, grad.shape[1])).sum(-1)
+    # a point of no cell takes no part, even where its weight or its feature is not finite
+    valid = valid.view(images, depths, pixels, 1)
+    grad_features = torch.where(valid, above * depth[..., None].to(real), 0).sum(1).flatten(0, 1)
+    grad_depth = torch.where(valid, above * features.to(real).view(images, 1, pixels, grad.shape[1]), 0).sum(-1)
     return grad_features.to(features.dtype), grad_depth.to(depth.dtype)
 
 
