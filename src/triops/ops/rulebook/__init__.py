@@ -178,6 +178,8 @@ def _check_table(operator: str, table: Tensor, rows: int) -> _check.Checker:
     c.shape("table", table, "K", "A")
     c.dtype("table", table, (torch.int32,))
     c.at_least("rows", rows, 0)
+    if _check.too_many(rows):
+        c.fail(f"rows must be at most 2**30, since entries are int32, got {rows}")
     return c
 
 

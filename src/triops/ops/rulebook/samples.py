@@ -250,6 +250,8 @@ BAD_CALLS = [
             "table must be int32, got float32"),
     BadCall("packed_pairs: a row behind the last", lambda: packed_pairs(torch.full((2, 3), 3).int(), 3), IndexError,
             r"table\[0, 0\] = 3 is neither -1 nor a row of 3"),
+    BadCall("packed_pairs: too many rows", lambda: packed_pairs(torch.zeros(2, 3).int(), 2**62), ValueError,
+            r"rows must be at most 2\*\*30"),
     BadCall("row_tiles: tiles of 48", lambda: row_tiles(torch.zeros(2, 3).int(), 3, 48), ValueError,
             "tile must be a power of two from 16 to 256, got 48"),
     BadCall("row_tiles: a negative number of rows", lambda: row_tiles(torch.zeros(2, 3).int(), -1), ValueError,

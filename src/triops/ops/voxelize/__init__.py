@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops import _op
+from triops import _check, _op
 from triops.ops.voxelize import geometry, reference
-from triops.ops.voxelize.geometry import Numbers, grid_size
+from triops.ops.voxelize.geometry import Numbers
 
 
 def voxelize(
@@ -102,6 +102,29 @@ def dynamic_voxelize(points: Tensor, voxel_size: Numbers, point_range: Numbers) 
         for key, value in (("voxel_size", voxel_size), ("point_range", point_range))
     )
     return _dynamic_voxelize(points, size, bounds)  # type: ignore[no-any-return]
+
+
+def grid_size(voxel_size: Numbers, point_range: Numbers) -> list[int]:
+    """The cells of the grid of `voxelize` along x, y and z.
+
+    They are `round(range / size)`, halves away from zero, in float32 whatever the points are, as in mmcv.
+
+    Args:
+        voxel_size, point_range: as in `voxelize`.
+
+    Raises:
+        ValueError, TypeError: as `voxelize`.
+
+    >>> import triops
+    >>> triops.grid_size((0.16, 0.16, 4), (0, -39.68, -3, 69.12, 39.68, 1))
+    [432, 496, 1]
+    """
+    size, bounds = (
+        geometry.as_numbers("grid_size", key, value)
+        for key, value in (("voxel_size", voxel_size), ("point_range", point_range))
+    )
+    geometry.check_grid(_check.Checker("grid_size"), size, bounds)
+    return geometry.grid_size(size, bounds)
 
 
 def _check_dynamic(points: Tensor, voxel_size: list[float], point_range: list[float]) -> None:

@@ -53,6 +53,10 @@ def check_points(operator: str, points: Tensor, voxel_size: Numbers, point_range
     check.dtype("points", points, _check.FLOATS)
     if points.shape[0] > MAX_NUMBERS:
         check.fail(f"points must be at most 2**30, since indices are int32, got {points.shape[0]}")
+    check_grid(check, voxel_size, point_range)
+
+
+def check_grid(check: _check.Checker, voxel_size: Numbers, point_range: Numbers) -> None:
     if len(voxel_size) != 3:
         check.fail(f"voxel_size must be three numbers, along x, y and z, got {len(voxel_size)}")
     if len(point_range) != 6:

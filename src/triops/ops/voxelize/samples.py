@@ -11,6 +11,7 @@ from torch import Tensor
 from triops import scenes
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.voxelize import dynamic_voxelize, voxelize, voxelize_padded
+from triops.ops.voxelize import grid_size as checked_grid_size
 from triops.ops.voxelize.geometry import grid_size
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -200,7 +201,13 @@ def _bad_calls(function: Callable[..., Any]) -> list[BadCall]:
     return calls
 
 
-BAD_CALLS = [*_bad_calls(voxelize), *_bad_calls(voxelize_padded), *_bad_calls(dynamic_voxelize)]
+BAD_CALLS = [
+    *_bad_calls(voxelize), *_bad_calls(voxelize_padded), *_bad_calls(dynamic_voxelize),
+    BadCall("grid_size: infinite", lambda: checked_grid_size((1, 1, 1), (0, 0, 0, 4, float("inf"), 4)), ValueError,
+            "grid_size: point_range must be finite, got inf"),
+    BadCall("grid_size: three bounds", lambda: checked_grid_size((1, 1, 1), (4, 4, 4)), ValueError,
+            "grid_size: point_range must be six numbers"),
+]  # fmt: skip
 
 STANDARD = {
     _P: Standard(floats="exact", why_slower="points meet in cells wherever these lie: latency, not bandwidth"),
