@@ -23,6 +23,9 @@ from triops.nn import (
 )
 from triops.ops.sparse_conv.samples import random_sites
 
+pytestmark = pytest.mark.versions
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are a GPU's")
 
 

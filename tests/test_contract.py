@@ -1,6 +1,7 @@
 """The contract: what holds for every operator, over all of its samples, backends and dtypes.
 
-A new operator is found through its `samples.py` and needs no line here.
+A new operator is found through its `samples.py` and needs no line here. What is marked `versions` also runs with
+other versions of torch and Triton (`make test-versions`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,22 @@ from triops._op import OPERATORS, reference_backend
 
 SAMPLES = _sample.all_samples()
 KERNELS = [(op.name, backend) for op in OPERATORS.values() for backend in op.backends if backend != "reference"]
+FIRST = {sample.operator: sample for sample in reversed(SAMPLES) if sample.scale == "general"}
+
+
+def marks(sample: _sample.Sample, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
+    half = sample is FIRST[sample.operator] and dtype == torch.bfloat16
+    return [pytest.mark.versions] if sample.scale == "general" and (half or dtype == sample.dtypes[0]) else []
+
+
 CASES = [
-    pytest.param(sample, backend, dtype, id=f"{sample}-{backend}-{str(dtype).removeprefix('torch.')}")
+    pytest.param(
+        sample,
+        backend,
+        dtype,
+        marks=marks(sample, dtype),
+        id=f"{sample}-{backend}-{str(dtype).removeprefix('torch.')}",
+    )
     for sample in SAMPLES
     for backend in OPERATORS[sample.operator].backends
     for dtype in sample.dtypes
@@ -29,7 +44,7 @@ CASES = [
 
 
 def one_small_sample(operator: str) -> _sample.Sample:
-    return next(s for s in SAMPLES if s.operator == operator and s.scale == "general")
+    return FIRST[operator]
 
 
 @pytest.fixture(params=sorted(OPERATORS))
@@ -57,6 +72,7 @@ def test_inputs_one_element_off_an_aligned_address_give_the_same_answer(
     assert_same(run_guarded(backend, operator, args, offset=1), expected, operator=operator)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("operator", "backend"), KERNELS)
 def test_non_contiguous_inputs_give_the_same_answer(operator: str, backend: str) -> None:
     args = one_small_sample(operator).make(torch.float32)
@@ -91,6 +107,7 @@ def test_two_runs_in_deterministic_mode_give_the_same_bits(operator: str, backen
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(operator: str, device: str) -> None:
     args = _sample.to_device(one_small_sample(operator).make(torch.float32), device)
@@ -102,6 +119,7 @@ def test_opcheck(operator: str, device: str) -> None:
     torch.library.opcheck(OPERATORS[operator].overload, args, test_utils=checks)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.gradcheck], ids=str)
 def test_gradcheck_in_float64(sample: Any, device: str) -> None:
@@ -116,6 +134,7 @@ def test_gradcheck_in_float64(sample: Any, device: str) -> None:
     torch.autograd.gradcheck(differentiable_outputs, args, nondet_tol=1e-12)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiles_without_a_graph_break_and_with_dynamic_shapes(operator: str, device: str) -> None:
     op = OPERATORS[operator]
@@ -126,6 +145,7 @@ def test_compiles_without_a_graph_break_and_with_dynamic_shapes(operator: str, d
     assert_same(*results, operator=operator)
 
 
+@pytest.mark.versions
 def test_exports(operator: str) -> None:
     op, args = OPERATORS[operator], one_small_sample(operator).make(torch.float32)
 
@@ -138,6 +158,7 @@ def test_exports(operator: str) -> None:
     assert_same(*results, operator=operator)
 
 
+@pytest.mark.versions
 def test_fake_agrees_with_the_operator_on_every_small_sample(operator: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

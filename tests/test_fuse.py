@@ -25,6 +25,8 @@ from triops.nn import (
 )
 from triops.ops.sparse_conv.samples import random_sites
 
+pytestmark = pytest.mark.versions
+
 
 class KernelFirst(KernelFirstWeight, SubMConv3d):
     pass

@@ -344,6 +344,7 @@ def test_submanifold_table_flipped_is_the_table_of_the_backward_pass() -> None:
 # The mechanism --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("subm", [False, True])
 def test_compiles_in_a_function_that_uses_the_result(subm: bool) -> None:
     def weighted(sites: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

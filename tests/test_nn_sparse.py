@@ -26,6 +26,9 @@ from triops.nn import (
 )
 from triops.ops.sparse_conv.samples import random_sites
 
+pytestmark = pytest.mark.versions
+
+
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 DENSE_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 

@@ -16,6 +16,9 @@ import triops
 from triops._op import OPERATORS, Operator
 from triops._schema import Signature
 
+pytestmark = pytest.mark.versions
+
+
 POINTS, BOXES = torch.zeros(1, 2, 3), torch.tensor([[[0.0, 0, 0, 2, 2, 2, 0]]])
 
 

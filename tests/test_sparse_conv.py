@@ -157,6 +157,7 @@ def test_by_hand() -> None:
     assert out.tolist() == [[1 + 2 + 60 + 0.5], [6.5], [0.5]]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("rulebook", [submanifold(12, 1, [3, 4]), sparse(9, 1, [3, 4], padding=1)])
 def test_it_can_be_differentiated_twice(rulebook: Any) -> None:
     book = rulebook()
@@ -489,6 +490,7 @@ def test_no_module_keeps_results_keyed_by_tensors() -> None:
         assert "WeakTensorKey" not in source.read_text(), source
 
 
+@pytest.mark.versions
 def test_a_small_network_compiles_without_a_graph_break_forward_and_backward() -> None:
     sites = random_sites(60, 2, [5, 6, 7])
     features = torch.randn(60, 3, dtype=torch.float64, requires_grad=True)
