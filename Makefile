@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check --progress-bar on \
 	-c constraints.txt -c tests_networks/constraints.txt
 
-.PHONY: demo test test-networks lint warmup soak sanitize clean
+.PHONY: demo test test-networks test-versions lint warmup soak sanitize clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -31,8 +31,13 @@ soak: .venv/.test
 sanitize: .venv/.test
 	$(BIN)/python -m triops.acceptance.sanitize $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
+# The reduced suite with other versions of Python, torch and Triton: gigabytes to download, not part of CI.
+# VERSIONS="torch-2.8.0 torch-2.15.0" chooses some, VERSIONS=--keep leaves the environments.
+test-versions:
+	$(PYTHON) tests_versions/run.py $(VERSIONS)
+
 clean:
-	rm -rf .venv .venv-networks
+	rm -rf .venv .venv-networks .venv-versions
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'

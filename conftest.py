@@ -22,7 +22,7 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
 # Scripts that turn the interpreter off; looking for doctests would import them.
 collect_ignore = ["tests/compile_only.py", "tests/compile_count.py"]
 try:
-    import triton
+    import triton  # noqa: F401
 except ImportError:
     collect_ignore_glob = ["src/**/gpu.py", "src/**/*_gpu.py", "src/triops/_gpu/*.py"]
 
@@ -42,24 +42,6 @@ def refuse_integer_masks(method: str, position: int) -> None:
     setattr(InterpreterBuilder, method, checked)
 
 
-def mend_triton_3_2() -> None:
-    """The interpreter of Triton 3.2 has no type for booleans and leaves sums of int32 in int64, all of which it stores.
-
-    The compiler of 3.2 and the interpreters of later versions are right.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    def to_tensor(operation: Any, result: Any, dtype: Any) -> Any:
-        return real(operation, result.astype(interpreter._get_np_dtype(dtype)), dtype)
-
-    real = interpreter.ReduceScanOpIneterface.to_tensor
-    interpreter.ReduceScanOpIneterface.to_tensor = to_tensor
-    interpreter.InterpreterBuilder.get_int1_ty = lambda builder: tl.int1
-
-
 if os.environ.get("TRITON_INTERPRET") == "1" and "collect_ignore_glob" not in globals():
-    if triton.__version__.startswith("3.2."):
-        mend_triton_3_2()
     for method, position in (("create_masked_load", 1), ("create_masked_store", 2), ("create_atomic_rmw", 3)):
         refuse_integer_masks(method, position)

@@ -24,6 +24,7 @@ def run(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.versions
 def test_every_kernel_compiles_for_every_target() -> None:
     *targets, summary = run("compile_only.py")
     assert summary == f"{len(OPERATORS)} operators, 0 failures"

@@ -111,10 +111,23 @@ def _probe(key, bits, WIDE: tl.constexpr):
     return (h >> (32 - bits).to(tl.uint32)).to(tl.int32), ((h & 1023) | 1).to(tl.int32)
 
 
+if hasattr(tl, "target_info"):
+
+    @triton.jit
+    def _is_cuda():
+        return tl.target_info.is_cuda()
+
+else:  # Triton 3.4 does not say, and the code for any target serves
+
+    @triton.jit
+    def _is_cuda():
+        return False
+
+
 @triton.jit
 def _claim(at, entry, pending):
     """Compare-and-swap with 0 where pending. -> what stood there, 0 for the others"""
-    if INTERPRETED or not tl.target_info.is_cuda():
+    if INTERPRETED or not _is_cuda():
         # It takes no mask: a finished lane compares with a value that is never stored.
         return tl.atomic_cas(at, tl.where(pending, 0, -1).to(tl.int64), entry, sem="relaxed")
     else:
