@@ -13,6 +13,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype that torch's own layers take a tensor in: that of `torch.autocast` inside it, but float64 stays."""
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():  # spares most calls the rest
+        return tensor.dtype
     device = tensor.device.type
     castable = tensor.is_floating_point() and tensor.dtype != torch.float64
     if device == "meta" or not castable or not torch.is_autocast_enabled(device):
@@ -22,4 +24,5 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
 
 def autocast(tensor: Tensor) -> Tensor:
     """A tensor as torch's own layers take it; see `autocast_dtype`."""
-    return tensor.to(autocast_dtype(tensor))
+    dtype = autocast_dtype(tensor)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

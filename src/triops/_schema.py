@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
-from torch._C import _has_storage as has_storage  # False for what is left of a tensor behind a functorch transform
+from torch._C import _has_storage as has_storage  # False for sparse layouts and functorch's leftovers
 from torch.nn import Parameter
 
 from triops._check import as_float, as_integer
@@ -76,10 +76,10 @@ class Signature:
         return KINDS[hint]
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """All of a call that a check may look at: shapes, dtypes, devices and layouts of tensors, and plain values.
+        """All of a call that a check may look at: shapes, dtypes and devices of dense tensors, and plain values.
 
         None where PyTorch's dispatcher or `accepted` has to see the arguments first: tensor subclasses, tensors that
-        are not what lies at their address, and values that are not of the very type that a kernel gets.
+        are not dense or not what lies at their address, and values that are not of the very type that a kernel gets.
         """
         key: list[Any] = []
         for position in self.tensors:
@@ -88,7 +88,7 @@ class Signature:
             if kind is Tensor or kind is Parameter:
                 if tensor.is_neg() or tensor._is_zerotensor() or not has_storage(tensor):
                     return None
-                key += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+                key += (tensor.shape, tensor.dtype, tensor.device)
             elif tensor is None:
                 key.append(None)
             else:

@@ -142,10 +142,12 @@ class Window(SparseModule):
 
     def _check_fit(self, known: IndiceData, input: SparseConvTensor) -> None:
         own = self._geometry()
-        for what, value in known.geometry.items():
-            if own.get(what) != value:
-                self._unfit(what, value, own.get(what))
-        self._check_sites(known.indices, known.spatial_shape, known.rulebook.batch_size, input)
+        if own != known.geometry:
+            for what, value in known.geometry.items():
+                if own.get(what) != value:
+                    self._unfit(what, value, own.get(what))
+        rulebook = known.rulebook
+        self._check_sites(rulebook.in_indices, rulebook.in_shape, rulebook.batch_size, input)
 
     def _check_sites(self, indices: Tensor, shape: list[int], batch_size: int, input: SparseConvTensor) -> None:
         if shape != input.spatial_shape:

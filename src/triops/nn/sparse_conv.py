@@ -107,26 +107,25 @@ class SparseConvolution(Window):
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         """The convolved tensor; `add_input`, of the same sites, is added to it before the activation."""
         self._check_input(input)
-        if input.features.shape[1] != self.in_channels:
-            self._fail(f"input must have {self.in_channels} channels, got {input.features.shape[1]}")
-        weight = self.kernel()
+        features, weight = input.features, self.kernel()
+        if features.shape[1] != self.in_channels:
+            self._fail(f"input must have {self.in_channels} channels, got {features.shape[1]}")
         if self._keeps_sites():  # every site meets itself alone
-            output = input.replace_feature(F.linear(input.features, weight.flatten(1), self.bias))
+            output = input.replace_feature(F.linear(features, weight.flatten(1), self.bias))
             if self.indice_key is not None and not self.subm:  # an inverse convolution may ask for the way back
                 same = Rulebook.submanifold(input.indices, input.batch_size, input.spatial_shape, self.kernel_size)
                 output.indice_dict = self._passed_on(input, same)
         else:
             differentiated = torch.is_grad_enabled() and (
-                weight.requires_grad or input.features.requires_grad or (add_input is not None)
+                weight.requires_grad or features.requires_grad or (add_input is not None)
             )
             rulebook = self._rulebook(input).prepared(
                 backward=differentiated,
-                tile=preferred_tile(autocast_dtype(input.features), self.in_channels, self.out_channels),
+                tile=preferred_tile(autocast_dtype(features), self.in_channels, self.out_channels),
             )
             if not differentiated and (add_input is not None or self.act_type is not Activation.None_):
-                return self._output(input, self._fused(input.features, weight, rulebook, add_input), rulebook)
-            features = sparse_conv(input.features, weight, rulebook, self.bias)
-            output = self._output(input, features, rulebook)
+                return self._output(input, self._fused(features, weight, rulebook, add_input), rulebook)
+            output = self._output(input, sparse_conv(features, weight, rulebook, self.bias), rulebook)
         if add_input is not None:
             output = output + add_input
         if self.act_type is not Activation.None_:

@@ -39,7 +39,7 @@ class SparseModule(nn.Module):
 
 def is_spconv_module(module: nn.Module) -> bool:
     """Whether a module takes sparse tensors."""
-    return isinstance(module, SparseModule | SparseBatchNorm | SparseSyncBatchNorm | SparseReLU | SparseIdentity)
+    return isinstance(module, _SPARSE)
 
 
 class SparseSequential(SparseModule):
@@ -152,6 +152,9 @@ class SparseReLU(nn.ReLU):
 
 class SparseIdentity(nn.Identity):
     """Gives back what it takes."""
+
+
+_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
 
 
 class Identity(SparseModule):

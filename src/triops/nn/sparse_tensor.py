@@ -104,7 +104,8 @@ class SparseConvTensor:
         if indices.dim() != 2 or not 2 <= indices.shape[1] <= 5:
             check.fail(f"indices must have shape [N, 1 + D] with D from 1 to 4, got {list(indices.shape)}")
         check.dtype("indices", indices, _check.INDICES)
-        check.same_device(features=features, indices=indices)
+        if features.device != indices.device:
+            check.same_device(features=features, indices=indices)
         sizes = check.integers("spatial_shape", spatial_shape)
         if len(sizes) != indices.shape[1] - 1:
             check.fail(

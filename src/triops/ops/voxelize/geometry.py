@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,24 @@ def grid_size(voxel_size: Numbers, point_range: Numbers) -> list[int]:
     >>> grid_size([0.16, 0.16, 4], [0, -39.68, -3, 69.12, 39.68, 1])
     [432, 496, 1]
     """
+    return list(_grid_size(tuple(voxel_size), tuple(point_range)))
+
+
+@lru_cache(maxsize=1024)
+def _grid_size(voxel_size: tuple[float, ...], point_range: tuple[float, ...]) -> tuple[int, ...]:
     axes = len(voxel_size)
     low, high, size = (np.array(v, np.float32) for v in (point_range[:axes], point_range[axes:], voxel_size))
     with np.errstate(over="ignore"):
         cells = (high - low) / size
-    return [math.floor(min(float(c), 1e18) + 0.5) for c in cells]
+    return tuple(math.floor(min(float(c), 1e18) + 0.5) for c in cells)
 
 
 def as_numbers(operator: str, name: str, value: Any) -> list[float]:
     """A sequence or an array of numbers as plain floats; their count is checked where the operator is."""
     if isinstance(value, np.ndarray) and value.ndim == 1:
         value = value.tolist()
+    if type(value) in (list, tuple) and {*map(type, value)} == {float}:
+        return list(value)
     if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{operator}: {name} must be a sequence of numbers, got {type(value).__name__}")
     found = [_check.as_float(element) for element in value]
