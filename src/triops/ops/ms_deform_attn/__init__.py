@@ -36,7 +36,7 @@ def ms_deform_attn(
 
     Raises:
         ValueError, TypeError: on a wrong shape, dtype or device.
-        IndexError: when a level does not lie within the S rows. On a GPU rows outside are read as 0, unless
+        IndexError: when a level does not lie within the S rows. On a GPU such a level is read as 0, unless
             TRIOPS_CHECK=1 asks for the error there too.
 
     One map of 1 x 2 pixels, read in the middle between them and at the left one:

@@ -11,8 +11,9 @@ import triton.language as tl
 from triops import _check, _gpu
 from triops.ops.ms_deform_attn import reference
 
-# Channels times queries of a program, which are NUMBERS // 4 per thread.
-NUMBERS, WARPS = _gpu.block(512, interpreted=8192), 4
+# Channels times queries of a program, and its warps. Half types: as wide loads as float32 has, with half the threads.
+FORWARD = {2: (256, 1), 4: (512, 4), 8: (512, 4)}  # by the bytes of an element
+BACKWARD = 128, 1
 WIDEST = 1024  # channels of a head that one program takes
 
 
@@ -22,13 +23,13 @@ def ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations,
     pixels, channels = value.shape[1], value.shape[3]
     out = torch.empty((batch, queries, heads * channels), dtype=value.dtype, device=value.device)
     if out.numel():
-        width, block = _tile(channels)
+        width, block, warps = _tile(channels, *FORWARD[value.element_size()])
         programs = _gpu.cdiv(queries, block)
         _attend_kernel[(programs * heads * batch, _gpu.cdiv(channels, width))](
             value.contiguous(), sampling_locations.contiguous(), attention_weights.contiguous(),
             spatial_shapes.contiguous(), level_start_index.contiguous(), out,
             pixels, queries, programs, heads, channels, levels, points,
-            QUERIES=block, CHANNELS=width, num_warps=WARPS, enable_fp_fusion=False,
+            QUERIES=block, CHANNELS=width, WHOLE=channels % width == 0, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -47,13 +48,13 @@ def ms_deform_attn_backward(grad, value, spatial_shapes, level_start_index, samp
     if channels == 0:
         return grad_value.to(value.dtype), grad_locations.zero_(), grad_weights.zero_()
     if grad_weights.numel():
-        width, block = _tile(channels)
+        width, block, warps = _tile(channels, *BACKWARD)
         programs = _gpu.cdiv(queries, block)
         _give_back_kernel[(programs * heads * batch,)](
             grad.contiguous(), value.contiguous(), sampling_locations.contiguous(), attention_weights.contiguous(),
             spatial_shapes.contiguous(), level_start_index.contiguous(), grad_value, grad_locations, grad_weights,
             value.shape[1], queries, programs, heads, channels, levels, points,
-            QUERIES=block, CHANNELS=width, num_warps=WARPS, enable_fp_fusion=False,
+            QUERIES=block, CHANNELS=width, WHOLE=channels == width, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
     return grad_value.to(value.dtype), grad_locations, grad_weights
 
@@ -63,34 +64,52 @@ def _check_levels(operator, value, spatial_shapes, level_start_index):
         reference.check_levels(operator, spatial_shapes, level_start_index, value.shape[1])
 
 
-def _tile(channels):
-    """-> channels and queries of a program, powers of two."""
+def _tile(channels, numbers, warps):
+    """-> channels and queries of a program, powers of two, and its warps."""
     width = min(_gpu.next_power_of_2(channels), WIDEST)
-    return width, max(NUMBERS // width, 1)
+    return width, max(_gpu.block(numbers, interpreted=8192) // width, 1), warps
+
+
+@triton.jit
+def _level(shapes, starts, level, pixels):
+    """-> height, width and start of a level; nothing of one that does not lie within the pixels. Sizes are data."""
+    height = tl.load(shapes + 2 * level).to(tl.int64)
+    width = tl.load(shapes + 2 * level + 1).to(tl.int64)
+    start = tl.load(starts + level).to(tl.int64)
+    small = (height >= 0) & (width >= 0) & (height <= pixels) & (width <= pixels) & (start >= 0) & (start <= pixels)
+    within = small & (start + height * width <= pixels)
+    height = tl.where(within, height, 0).to(tl.int32)
+    return height, tl.where(within, width, 0).to(tl.int32), tl.where(within, start, 0).to(tl.int32)
 
 
 @triton.jit
 def _position(locations, place, valid, size, REAL: tl.constexpr):
     """Where a location lies among the centres of `size` pixels. -> on the map, the pixel below, the share above it"""
     at = tl.load(locations + place, mask=valid, other=-9.0).to(REAL) * size.to(REAL) - 0.5
-    inside = (at > -1) & (at < size.to(REAL)) & valid
+    inside = (at > -1) & (at < size.to(REAL))
     at = tl.where(inside, at, 0.0)
     below = tl.floor(at)
-    return inside, below.to(tl.int32), at - below
+    return inside & valid, below.to(tl.int32), at - below
 
 
 @triton.jit
-def _corner(inside, row, column, height, width, start, pixels):
-    """-> whether the pixel exists, its row of `value`. Sizes are not trusted: they are data."""
-    at = start + row.to(tl.int64) * width + column
-    exists = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (at >= 0) & (at < pixels)
-    return inside & exists, at
+def _corner(inside, row, column, height, width):
+    return inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+
+@triton.jit
+def _across(exists, channel, channels, WHOLE: tl.constexpr):
+    """A mask over queries as one over queries and channels."""
+    if WHOLE:
+        return exists[:, None]
+    else:
+        return exists[:, None] & (channel < channels)[None, :]
 
 
 @_gpu.kernel(specialize=("heads", "channels"))
 def _attend_kernel(
     value, locations, weights, shapes, starts, out, pixels, queries, programs, heads, channels, levels, points,
-    QUERIES: tl.constexpr, CHANNELS: tl.constexpr,
+    QUERIES: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     head = tl.program_id(0) // programs % heads
@@ -99,25 +118,24 @@ def _attend_kernel(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     valid = query < queries
     item = (image * queries + query) * heads + head
-    stride = tl.cast(heads, tl.int64) * channels
+    stride = heads * channels
     own = value + image * pixels * stride + tl.cast(head, tl.int64) * channels + channel[None, :]
     total = tl.zeros([QUERIES, CHANNELS], REAL)
     for level in range(levels):
-        height = tl.load(shapes + 2 * level).to(tl.int64)
-        width = tl.load(shapes + 2 * level + 1).to(tl.int64)
-        start = tl.load(starts + level).to(tl.int64)
+        height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
             place = (item * levels + level) * points + point
             inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL)
             inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL)
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
+            at = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
             for down in tl.static_range(2):
                 for right in tl.static_range(2):
-                    exists, at = _corner(inside, top + down, left + right, height, width, start, pixels)
+                    mask = _across(_corner(inside, top + down, left + right, height, width), channel, channels, WHOLE)
                     share = (fy if down else 1 - fy) * (fx if right else 1 - fx) * weight
-                    mask = exists[:, None] & (channel < channels)[None, :]
-                    found = tl.load(own + (at * stride)[:, None], mask=mask, other=0.0).to(REAL)
+                    step = (down * width + right).to(tl.int64) * stride
+                    found = tl.load(at + step, mask=mask, other=0.0).to(REAL)
                     total = tl.fma(tl.broadcast_to(share[:, None], (QUERIES, CHANNELS)), found, total)
     mask = valid[:, None] & (channel < channels)[None, :]
     tl.store(out + (item * channels)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=mask)
@@ -127,7 +145,7 @@ def _attend_kernel(
 def _give_back_kernel(
     grad, value, locations, weights, shapes, starts, grad_value, grad_locations, grad_weights,
     pixels, queries, programs, heads, channels, levels, points,
-    QUERIES: tl.constexpr, CHANNELS: tl.constexpr,
+    QUERIES: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     head = tl.program_id(0) // programs % heads
@@ -136,30 +154,28 @@ def _give_back_kernel(
     channel = tl.arange(0, CHANNELS)
     valid = query < queries
     item = (image * queries + query) * heads + head
-    stride = tl.cast(heads, tl.int64) * channels
+    stride = heads * channels
     own = image * pixels * stride + tl.cast(head, tl.int64) * channels + channel[None, :]
     mask = valid[:, None] & (channel < channels)[None, :]
     above = tl.load(grad + (item * channels)[:, None] + channel[None, :], mask=mask, other=0.0).to(REAL)
     for level in range(levels):
-        height = tl.load(shapes + 2 * level).to(tl.int64)
-        width = tl.load(shapes + 2 * level + 1).to(tl.int64)
-        start = tl.load(starts + level).to(tl.int64)
+        height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
             place = (item * levels + level) * points + point
             inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL)
             inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL)
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
+            first = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
             along_weight = tl.zeros([QUERIES], REAL)
             along_x = tl.zeros([QUERIES], REAL)
             along_y = tl.zeros([QUERIES], REAL)
             for down in tl.static_range(2):
                 for right in tl.static_range(2):
-                    exists, at = _corner(inside, top + down, left + right, height, width, start, pixels)
+                    mask = _across(_corner(inside, top + down, left + right, height, width), channel, channels, WHOLE)
                     wy = fy if down else 1 - fy
                     wx = fx if right else 1 - fx
-                    mask = exists[:, None] & (channel < channels)[None, :]
-                    corner = own + (at * stride)[:, None]
+                    corner = first + (down * width + right).to(tl.int64) * stride
                     found = tl.load(value + corner, mask=mask, other=0.0).to(REAL)
                     product = tl.sum(found * above, 1)
                     along_weight += wy * wx * product

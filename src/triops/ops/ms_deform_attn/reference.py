@@ -75,7 +75,8 @@ def _corners(
     """The four pixels around a location: rows of `value` [B, Q, H], whether they exist, the weights along y and x,
     and the signs of their derivatives."""
     exact = compute_dtype(locations.dtype)
-    height, width = spatial_shapes[level]
+    (height, width), start = spatial_shapes[level], level_start_index[level]
+    within = (height >= 0) & (width >= 0) & (start >= 0) & (start + height * width <= size)
     x = locations[..., level, point, 0].to(exact) * width - 0.5
     y = locations[..., level, point, 1].to(exact) * height - 0.5
     inside = (x > -1) & (y > -1) & (x < width) & (y < height)  # false for NaN
@@ -83,10 +84,8 @@ def _corners(
     left, top = x.floor(), y.floor()
     for row, wy, sign_y in ((top.long(), 1 - (y - top), -1), (top.long() + 1, y - top, 1)):
         for column, wx, sign_x in ((left.long(), 1 - (x - left), -1), (left.long() + 1, x - left, 1)):
-            rows = level_start_index[level] + row * width + column
-            valid = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            valid = valid & (rows >= 0) & (rows < size)
-            yield torch.where(valid, rows, 0), valid, wy, wx, sign_y, sign_x
+            valid = within & inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            yield torch.where(valid, start + row * width + column, 0), valid, wy, wx, sign_y, sign_x
 
 
 def _read(value: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
