@@ -28,7 +28,7 @@ def supplied(monkeypatch):
 
 def test_the_compiled_module_of_deformable_detr_is_supplied(supplied) -> None:
     module = importlib.import_module(NAME)
-    value, shapes, starts, locations, weights = args = attention(2, [(5, 6), (3, 3)], 2, 4, 2, 7)(torch.float32)
+    value, _, _, locations, weights = args = attention(2, [(5, 6), (3, 3)], 2, 4, 2, 7)(torch.float32)
     out = module.ms_deform_attn_forward(*args, 64)
     assert torch.equal(out, triops.ms_deform_attn(*args))
     grads = module.ms_deform_attn_backward(*args, torch.ones_like(out), 64)
