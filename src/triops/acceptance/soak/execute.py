@@ -70,6 +70,11 @@ def _says(error: BaseException, words: Sequence[str]) -> bool:
     return any(word in text for word in words) and "illegal memory access" not in text
 
 
+def device_is_lost(verdicts: Sequence[Verdict]) -> bool:
+    """Whether no later call of the process can succeed: an error of a GPU stays."""
+    return any("CUDA error" in failure for verdict in verdicts for failure in verdict.failures)
+
+
 def run_round(specs: Sequence[Spec]) -> list[Verdict]:
     """Draw the calls, run them at once, judge them one by one."""
     calls = [draw(spec) for spec in specs]
@@ -82,7 +87,7 @@ def run_round(specs: Sequence[Spec]) -> list[Verdict]:
     def work(i: int) -> None:
         barrier.wait()
         start = time.perf_counter()
-        outcomes[i] = [_run(calls[i]) for _ in range(repeats)]
+        outcomes[i] = [_run_or_tell(calls[i]) for _ in range(repeats)]
         seconds[i] = (time.perf_counter() - start) / repeats
 
     if len(calls) == 1:
@@ -95,6 +100,13 @@ def run_round(specs: Sequence[Spec]) -> list[Verdict]:
             thread.join()
     torch.set_num_threads(1)  # small references are slower on several, and on a busy machine take minutes
     return [_verdict(*found) for found in zip(calls, outcomes, seconds, strict=True)]
+
+
+def _run_or_tell(call: Call) -> Outcome:
+    try:
+        return _run(call)
+    except Exception as error:  # not the call's own: its inputs could not be placed
+        return Outcome(error=error, damage=[f"could not be run: {type(error).__name__}: {error}"])
 
 
 def _run(call: Call) -> Outcome:
@@ -130,15 +142,16 @@ def _kernel_of(call: Call) -> Callable[..., Any]:
 def _placed(call: Call, guards: Guards) -> tuple[Any, ...]:
     """The arguments on the call's device, tensors between guard bytes where they are plain ones."""
     device = "cuda" if call.spec.backend.startswith("cuda") else "cpu"
-    plain = [i for i, a in enumerate(call.args) if _is_plain(a)]
-    moved = _sample.to_device((call.args[i] for i in plain), device)
+    args = tuple(a.to(device) if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in call.args)
+    plain = [i for i, a in enumerate(args) if _is_plain(a)]
     names = [call.parameters[i] for i in plain]
-    placed = dict(zip(plain, guards.place(moved, offset=call.offset, names=names), strict=True))
-    return tuple(placed.get(i, a) for i, a in enumerate(call.args))
+    placed = guards.place([args[i] for i in plain], offset=call.offset, names=names)
+    by_place = dict(zip(plain, placed, strict=True))
+    return tuple(by_place.get(i, a) for i, a in enumerate(args))
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type != "meta"
 
 
 def _guarded(call: Call, function: Callable[..., Any]) -> Outcome:

@@ -23,7 +23,7 @@ from typing import Any
 
 from triops import _sample
 from triops.acceptance.soak.calls import PUBLIC, Spec, draw, targets
-from triops.acceptance.soak.execute import Verdict, run_round
+from triops.acceptance.soak.execute import Verdict, device_is_lost, run_round
 from triops.acceptance.soak.summary import Failure, Summary
 
 START_SECONDS = 300.0  # for the imports of a fresh process, on a busy machine
@@ -280,6 +280,10 @@ class Soak:
                     job, worker.job = worker.job, None
                     assert job is not None
                     self._answered(job, answer)
+                    if isinstance(answer, list) and device_is_lost(answer):
+                        workers.remove(worker)
+                        worker.process.kill()
+                        worker.stop()
             elif time.monotonic() > worker.deadline:
                 workers.remove(worker)
                 seconds = self.settings.timeout
