@@ -2,6 +2,7 @@
 
 from triops import _environment
 from triops._op import reference_backend
+from triops.ops.batch_norm_act import batch_norm_act
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BevPoolIndex",
     "Rulebook",
+    "batch_norm_act",
     "bbox_overlaps",
     "bev_pool",
     "bev_pool_index",

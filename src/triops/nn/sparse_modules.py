@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from triops.nn.sparse_tensor import SparseConvTensor, same_size
+from triops.ops.batch_norm_act import batch_norm_act
+
+# Whether a `SparseSequential` in training runs a BatchNorm1d and the activation behind it as one operator.
+fused_norm = True
 
 
 class SparseModule(nn.Module):
@@ -47,6 +51,10 @@ class SparseSequential(SparseModule):
 
     Takes modules, one OrderedDict of modules, or named modules; a name is part of the names of the parameters.
 
+    In training a BatchNorm1d and the ReLU, LeakyReLU, GELU (exact), SiLU or Sigmoid behind it are one operator,
+    `triops.batch_norm_act`, unless either has hooks; rows behind the `active` ones of a capacity do not count in its
+    statistics. `triops.nn.sparse_modules.fused_norm = False` turns that off.
+
     >>> import torch
     >>> from torch import nn
     >>> from triops.nn import SparseConvTensor, SparseSequential, SubMConv3d
@@ -79,13 +87,57 @@ class SparseSequential(SparseModule):
         self.add_module(name, module)
 
     def forward(self, input: Any) -> Any:
-        for module in self._modules.values():
-            assert module is not None
-            if isinstance(input, SparseConvTensor) and not is_spconv_module(module):
+        modules = list(self._modules.values())
+        for i, module in enumerate(modules):
+            if module is None:  # done with the one in front
+                continue
+            if isinstance(input, SparseConvTensor) and fused_norm and _is_own_training_norm(module):
+                following = modules[i + 1] if i + 1 < len(modules) else None
+                activation = _activation_of(following)
+                if activation is not None:
+                    modules[i + 1] = None
+                input = input.replace_feature(_norm_rows(module, input, *(activation or ("none", 0.0))))
+            elif isinstance(input, SparseConvTensor) and not is_spconv_module(module):
                 input = input.replace_feature(on_features(module, input.features))
             else:
                 input = module(input)
         return input
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _is_own_training_norm(module: nn.Module) -> bool:
+    """Whether `batch_norm_act` does what this module does: a plain batch norm by the statistics of its batch."""
+    return (
+        type(module) in (nn.BatchNorm1d, SparseBatchNorm)
+        and (module.training or module.running_mean is None)
+        and not _has_hooks(module)
+        and not (torch.compiler.is_compiling() and module.momentum is None)  # which looks at a number on the device
+    )
+
+
+def _activation_of(module: nn.Module | None) -> tuple[str, float] | None:
+    """Name and slope of an activation that `batch_norm_act` knows."""
+    name = _ACTIVATION_NAMES.get(type(module))
+    if module is None or name is None or _has_hooks(module) or getattr(module, "approximate", "none") != "none":
+        return None
+    return name, getattr(module, "negative_slope", 0.0)
+
+
+def _norm_rows(norm: Any, input: SparseConvTensor, activation: str = "none", alpha: float = 0.0) -> Tensor:
+    """`activation(norm(features))` over the rows that count."""
+    momentum, tracked = norm.momentum, norm.training and norm.running_mean is not None
+    if tracked:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
+    return batch_norm_act(
+        input.features, norm.running_mean if tracked else None, norm.running_var if tracked else None,
+        norm.weight, norm.bias, True, momentum or 0.0, norm.eps, activation, alpha, input.active,
+    )  # fmt: skip
 
 
 def on_features(module: nn.Module, features: Tensor) -> Tensor:
@@ -128,6 +180,8 @@ class SparseBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Any) -> Any:
         if isinstance(input, SparseConvTensor):
+            if input.active is not None and _is_own_training_norm(self):
+                return input.replace_feature(_norm_rows(self, input))
             return input.replace_feature(self.forward(input.features))
         return _batch_norm(self, input) if torch.compiler.is_compiling() else super().forward(input)
 
@@ -148,6 +202,12 @@ class SparseReLU(nn.ReLU):
         if isinstance(input, SparseConvTensor):
             return input.replace_feature(super().forward(input.features))
         return super().forward(input)
+
+
+_ACTIVATION_NAMES: dict[type, str] = {
+    nn.ReLU: "relu", SparseReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu", nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+}  # fmt: skip
 
 
 class SparseIdentity(nn.Identity):
