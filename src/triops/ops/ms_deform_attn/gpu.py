@@ -137,8 +137,8 @@ def _attend_kernel(
                     step = (down * width + right).to(tl.int64) * stride
                     found = tl.load(at + step, mask=mask, other=0.0).to(REAL)
                     total = tl.fma(tl.broadcast_to(share[:, None], (QUERIES, CHANNELS)), found, total)
-    mask = valid[:, None] & (channel < channels)[None, :]
-    tl.store(out + (item * channels)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=mask)
+    own_mask = valid[:, None] & (channel < channels)[None, :]
+    tl.store(out + (item * channels)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=own_mask)
 
 
 @_gpu.kernel(specialize=("heads", "channels"))
@@ -156,8 +156,8 @@ def _give_back_kernel(
     item = (image * queries + query) * heads + head
     stride = heads * channels
     own = image * pixels * stride + tl.cast(head, tl.int64) * channels + channel[None, :]
-    mask = valid[:, None] & (channel < channels)[None, :]
-    above = tl.load(grad + (item * channels)[:, None] + channel[None, :], mask=mask, other=0.0).to(REAL)
+    own_mask = valid[:, None] & (channel < channels)[None, :]
+    above = tl.load(grad + (item * channels)[:, None] + channel[None, :], mask=own_mask, other=0.0).to(REAL)
     for level in range(levels):
         height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
