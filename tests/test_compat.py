@@ -177,6 +177,19 @@ print(sum(type(f).__name__ == "ExtensionFinder" for f in sys.meta_path), mmcv.op
     assert [*site.iterdir()] == []
 
 
+def test_a_start_up_file_that_runs_twice_as_in_virtual_environments_supplies_modules_once(tmp_path):
+    triops.compat.activate(tmp_path)
+    code = f"""
+import site, sys
+site.addsitedir({str(tmp_path)!r})
+site.addsitedir({str(tmp_path)!r})
+from triops.compat import _finder
+import spconv
+print(sum("Finder" in type(f).__name__ and "triops" in type(f).__module__ for f in sys.meta_path), _finder.is_ours(spconv))
+"""
+    assert run(code) == "2 True"
+
+
 def test_a_start_up_file_that_outlives_triops_does_nothing(tmp_path):
     line = _startup.LINE.format(path=str(tmp_path / "gone" / "_finder.py"), name="triops.compat._finder")
     (tmp_path / _startup.FILE).write_text(line)

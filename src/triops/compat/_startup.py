@@ -12,12 +12,14 @@ from triops.compat import _finder
 
 FILE = "triops_compat.pth"
 
-# One line that Python runs at start, with modules that are loaded by then; compiled once, as any import. Where triops
-# has been removed or moved meanwhile, it does nothing.
+# One line that Python runs at start, with modules that are loaded by then; compiled once, as any import. In a virtual
+# environment some versions of Python run it twice, and there must be one finder. Where triops has been removed or moved
+# meanwhile, it does nothing.
 LINE = (
-    "import os, sys, _frozen_importlib_external as e; p = {path!r}; m = type(sys)({name!r}); m.__file__ = p; "
-    "os.path.isfile(p) and (sys.modules.setdefault(m.__name__, m), "
-    "exec(e.SourceFileLoader(m.__name__, p).get_code(m.__name__), m.__dict__), m.install(*m.LIBRARIES))\n"
+    "import os, sys, _frozen_importlib_external as e; p = {path!r}; n = {name!r}; m = type(sys)(n); m.__file__ = p; "
+    "os.path.isfile(p) and (sys.modules.setdefault(n, m) is not m "
+    "or exec(e.SourceFileLoader(n, p).get_code(n), m.__dict__), "
+    "sys.modules[n].install(*sys.modules[n].LIBRARIES))\n"
 )
 
 
