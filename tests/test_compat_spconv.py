@@ -424,6 +424,21 @@ def test_small_helpers():
     assert RemoveDuplicate()(twice).features.tolist() == [[0], [1]]
 
 
+def test_tables_know_the_grid_of_their_inputs():
+    branches = spconv.ConcatTable().add(spconv.Identity()).add(spconv.Identity())
+    for module in (spconv.JoinTable(), spconv.AddTable(), spconv.AddTableMisaligned(), spconv.Identity(), branches):
+        assert module.input_spatial_size([4, 5]) == [4, 5]
+
+
+def test_printing_modules_return_their_input(capsys):
+    x = spconv.SparseConvTensor(torch.tensor([[1.0], [4.0]]), torch.tensor([[0, 2], [0, 1]]).int(), [4], 1)
+    assert spconv.modules.PrintTensorMeta()(x) is x
+    assert spconv.modules.PrintCurrentTime()(x, "later", reset=True) is x
+    printed = capsys.readouterr().out
+    assert "tensor(1.) tensor(4.) tensor(2.5000)" in printed
+    assert "later" in printed
+
+
 # layers
 
 

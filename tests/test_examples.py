@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from triops.compat import _finder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -15,3 +19,33 @@ def test_borders_refine_the_boxes_of_borderdet(monkeypatch: pytest.MonkeyPatch) 
 
     coarse, refined = main(["--steps", "30"])
     assert refined > coarse + 0.02
+
+
+@pytest.fixture
+def supplied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What an example supplies to itself is gone behind it."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    _finder.uninstall()
+    _finder.install("spconv", "cumm", "torch_scatter")
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.partition(".")[0] in ("spconv", "cumm", "torch_scatter", *(path.stem for path in EXAMPLES.iterdir())):
+            del sys.modules[name]
+
+
+def test_backbones_of_openpcdet_learn_where_objects_stand(supplied: None) -> None:
+    from train_openpcdet_backbones import main
+
+    histories = main(["--steps", "3", "--points", "1500"])
+    assert set(histories) == {"VoxelBackBone8x", "VoxelResBackBone8x"}
+    for history in histories.values():
+        assert history[-1] < history[0]
+
+
+def test_a_point_transformer_learns_to_tell_ground_from_objects(supplied: None) -> None:
+    from train_point_transformer import main
+
+    history = main(["--steps", "3", "--points", "1500"])
+    assert history[-1] < history[0]

@@ -61,6 +61,7 @@ def test_names_are_where_programs_look_for_them():
     for name in spconv.__all__:
         assert hasattr(spconv, name)
     assert spconv.ops.get_conv_output_size([41, 9], [3, 3], [2, 2], [1, 1], [1, 1]) == [21, 5]
+    assert spconv.ops.get_conv_output_size([13, 7], [-1, 3], [1, 1], [0, 0], [1, 1]) == [1, 5]
     assert spconv.ops.get_deconv_output_size([5], [3], [2], [1], [1], [0]) == [9]
 
 

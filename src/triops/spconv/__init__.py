@@ -5,8 +5,18 @@ installed.
 """
 
 from triops.spconv import constants, core, pytorch, tools, utils
+from triops.spconv._version import NUMBERS as SPCONV_VERSION_NUMBERS
+from triops.spconv._version import VERSION as __version__
 from triops.spconv.core import AlgoHint, ConvAlgo
 
-__version__ = "2.3.8"  # of spconv, whose interface this follows; programs ask for it
-SPCONV_VERSION_NUMBERS = [int(part) for part in __version__.split(".")]
-__all__ = ["SPCONV_VERSION_NUMBERS", "AlgoHint", "ConvAlgo", "constants", "core", "pytorch", "tools", "utils"]
+__all__ = [
+    "SPCONV_VERSION_NUMBERS",
+    "AlgoHint",
+    "ConvAlgo",
+    "__version__",
+    "constants",
+    "core",
+    "pytorch",
+    "tools",
+    "utils",
+]

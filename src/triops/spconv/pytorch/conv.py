@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from triops import nn
 from triops.spconv import constants
+from triops.spconv._version import NUMBERS as SPCONV_VERSION_NUMBERS
+from triops.spconv.constants import FILTER_HWIO
 
 
 class SparseConvolution(nn.SparseConvolution):
@@ -147,6 +150,8 @@ DEFAULT_SPARSE_CONV_TYPES = {
 
 __all__ = [
     "DEFAULT_SPARSE_CONV_TYPES",
+    "FILTER_HWIO",
+    "SPCONV_VERSION_NUMBERS",
     "SparseConv1d",
     "SparseConv2d",
     "SparseConv3d",
@@ -164,4 +169,5 @@ __all__ = [
     "SubMConv2d",
     "SubMConv3d",
     "SubMConv4d",
+    "nullcontext",
 ]

@@ -1,5 +1,16 @@
 """Names of `spconv.pytorch.identity`."""
 
-from triops.nn.sparse_modules import Identity
+from collections.abc import Sequence
+
+from triops import nn
+
+
+class Identity(nn.Identity):
+    """See `triops.nn.Identity`."""
+
+    def input_spatial_size(self, out_size: Sequence[int]) -> Sequence[int]:
+        """The grid of the input for a grid of the output: the same."""
+        return out_size
+
 
 __all__ = ["Identity"]

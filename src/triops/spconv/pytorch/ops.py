@@ -37,8 +37,11 @@ def get_conv_output_size(
     input_size: Sequence[int], kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:  # fmt: skip
-    """See `triops.sparse_output_shape`."""
-    return sparse_output_shape(input_size, kernel_size, stride, padding, dilation)
+    """See `triops.sparse_output_shape`; a kernel of -1 covers its axis."""
+    covers = [size == -1 for size in kernel_size]
+    sizes = [1 if whole else size for whole, size in zip(covers, kernel_size, strict=True)]
+    shape = sparse_output_shape(input_size, sizes, stride, padding, dilation)
+    return [1 if whole else size for whole, size in zip(covers, shape, strict=True)]
 
 
 def get_deconv_output_size(
