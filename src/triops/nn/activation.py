@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from triops.ops.sparse_conv.activations import activate
+from triops._activations import activate
 
 
 class Activation(Enum):

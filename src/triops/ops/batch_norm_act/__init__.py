@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops._activations import ACTIVATIONS
 from triops._dtypes import compute_dtype
 from triops.ops.batch_norm_act import reference
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 
 def batch_norm_act(

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import torch
 
+from triops._activations import ACTIVATIONS
 from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 PART = 512  # rows
 

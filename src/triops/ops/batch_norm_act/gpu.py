@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._activations import ACTIVATIONS
 from triops._dtypes import compute_dtype
+from triops._gpu.activations import activate, slope
 from triops._gpu.arithmetic import from_bits
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 MOST_PARTS = 256  # enough to fill a GPU
 PART_ROWS = _gpu.block(64, interpreted=1024)  # rows at a time
@@ -216,7 +217,7 @@ def _apply_kernel(
     counted = (row < _rows_that_count(active, rows, COUNTED))[:, None] & exists[None, :]
     at = row.to(tl.int64)[:, None] * channels + channel[None, :]
     _, z, _ = _normal(features, weight, bias, statistics, at, counted, channel, channels, exists, WEIGHT, BIAS)
-    value = _activate(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
+    value = activate(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
     tl.store(out + at, tl.where(counted, value, 0.0).to(out.dtype.element_ty), inside)
 
 
@@ -225,7 +226,7 @@ def _outer(grad, features, weight, bias, statistics, at, mask, channel, channels
            WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr):  # fmt: skip
     """-> normalised rows, the gradient behind the activation, and 1 / deviation times the weight"""
     normal, z, inverse = _normal(features, weight, bias, statistics, at, mask, channel, channels, exists, WEIGHT, BIAS)
-    outer = tl.load(grad + at, mask, 0.0).to(z.dtype) * _slope(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
+    outer = tl.load(grad + at, mask, 0.0).to(z.dtype) * slope(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
     return tl.where(mask, normal, 0.0), tl.where(mask, outer, 0.0), inverse
 
 
@@ -297,39 +298,3 @@ def _gradient_kernel(
         outer = outer - (of_bias[None, :] + normal * of_weight[None, :])
     value = tl.where(counted, outer * inverse[None, :], 0.0)
     tl.store(result + at, value.to(result.dtype.element_ty), inside)
-
-
-@triton.jit
-def _activate(z, alpha, ACTIVATION: tl.constexpr):
-    """In the order of ACTIVATIONS."""
-    if ACTIVATION == 1:
-        z = tl.where(z < 0, 0.0, z)  # NaN stays
-    elif ACTIVATION == 2:
-        z = 1 / (1 + tl.exp(-z))
-    elif ACTIVATION == 3:
-        z = tl.where(z < 0, z * alpha, z)
-    elif ACTIVATION == 4:
-        z = z * 0.5 * (1 + tl.erf(z * 0.7071067811865476))
-    elif ACTIVATION == 5:
-        z = z / (1 + tl.exp(-z))
-    return z
-
-
-@triton.jit
-def _slope(z, alpha, ACTIVATION: tl.constexpr):
-    """The derivative of `_activate` at z."""
-    slope = tl.full(z.shape, 1.0, z.dtype)
-    if ACTIVATION == 1:
-        slope = tl.where(z > 0, 1.0, tl.where(z <= 0, 0.0, z))
-    elif ACTIVATION == 2:
-        s = 1 / (1 + tl.exp(-z))
-        slope = s * (1 - s)
-    elif ACTIVATION == 3:
-        slope = tl.where(z > 0, 1.0, alpha)
-    elif ACTIVATION == 4:
-        bell = tl.exp(-0.5 * z * z) * 0.3989422804014327
-        slope = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * bell
-    elif ACTIVATION == 5:
-        s = 1 / (1 + tl.exp(-z))
-        slope = s * (1 + z * (1 - s))
-    return slope

@@ -6,8 +6,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from triops._activations import activate
 from triops._dtypes import compute_dtype
-from triops.ops.sparse_conv.activations import activate
 
 
 def batch_norm_act(

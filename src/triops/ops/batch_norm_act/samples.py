@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops._activations import ACTIVATIONS
 from triops._dtypes import compute_dtype
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.batch_norm_act import batch_norm_act, reference
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
 

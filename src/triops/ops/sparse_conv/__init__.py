@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops._activations import ACTIVATIONS
 from triops._dtypes import autocast
 from triops.ops.rulebook import Rulebook, check_rulebook, check_tile
 from triops.ops.rulebook.plans import TILE, pairs_size, tiles_size
 from triops.ops.rulebook.rulebook import Tables
 from triops.ops.sparse_conv import reference
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 
 
 def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tensor | None = None) -> Tensor:

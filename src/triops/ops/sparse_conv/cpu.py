@@ -10,6 +10,7 @@ import math
 import numpy as np
 import torch
 
+from triops._activations import ACTIVATIONS
 from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.intrinsics import prefetch
 from triops._cpu.jit import jit
@@ -19,7 +20,6 @@ from triops._cpu.vectors import LANES
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.cpu import pack
 from triops.ops.rulebook.plans import Pairs
-from triops.ops.sparse_conv.activations import ACTIVATIONS
 from triops.ops.sparse_conv.row_products import TOGETHER, add_outer_products, add_products
 
 BLOCK = 512  # output rows whose sums stay in cache

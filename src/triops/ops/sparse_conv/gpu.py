@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._activations import ACTIVATIONS, activate
+from triops._gpu.activations import activate as activate_rows
 from triops._gpu.arithmetic import from_bits
 from triops.ops.rulebook.plans import TILE
 from triops.ops.rulebook.plans_gpu import make_tiles, pack, parts_of_tiles
 from triops.ops.sparse_conv import preferred_tile
-from triops.ops.sparse_conv.activations import ACTIVATIONS, activate
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
@@ -364,24 +365,8 @@ def _conv_kernel(
     place = row[:, None] * OUT + channel[None, :]
     if RESIDUAL:
         total += tl.load(residual + place, mask=exists, other=0.0).to(total.dtype)
-    total = _activate(total, alpha_bits, ACTIVATION)
+    total = activate_rows(total, from_bits(alpha_bits, total.dtype), ACTIVATION)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
-
-
-@triton.jit
-def _activate(value, alpha_bits, ACTIVATION: tl.constexpr):
-    """In the order of ACTIVATIONS."""
-    if ACTIVATION == 1:
-        value = tl.where(value < 0, 0.0, value)  # NaN stays
-    elif ACTIVATION == 2:
-        value = 1 / (1 + tl.exp(-value))
-    elif ACTIVATION == 3:
-        value = tl.where(value < 0, value * from_bits(alpha_bits, value.dtype), value)
-    elif ACTIVATION == 4:
-        value = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
-    elif ACTIVATION == 5:
-        value = value / (1 + tl.exp(-value))
-    return value
 
 
 @_gpu.kernel

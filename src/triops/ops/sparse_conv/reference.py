@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from triops._activations import activate
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.tables import valid_rows
-from triops.ops.sparse_conv.activations import activate
 
 
 def sparse_conv(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from triops import scenes
+from triops._activations import ACTIVATIONS, activate
 from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.rulebook import row_tiles
 from triops.ops.rulebook.plans import TILE
 from triops.ops.sparse_conv import Rulebook, fused_convolution, preferred_tile, sparse_conv
-from triops.ops.sparse_conv.activations import ACTIVATIONS, activate
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
 Build = Callable[[], Rulebook]
