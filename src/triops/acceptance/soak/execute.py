@@ -240,7 +240,8 @@ def _verdict(call: Call, outcomes: list[Outcome], seconds: float) -> Verdict:
         for outcome in outcomes:
             if outcome.error is not None and not is_clear(outcome.error):
                 failures.append(outcome.what)
-            elif outcome.error is not None and call.kind in MUST_ANSWER:
+            elif outcome.error is not None and call.kind in MUST_ANSWER and call.operator is not None:
+                # a public function may refuse what its operator takes
                 failures.append(f"was refused: {outcome.what}")
             elif not _is_of_memory(outcome.error) and _size(outcome) < TOO_LARGE:
                 expected = expected or _expected(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from triops.acceptance.soak.mutate import generator
 
 Values = tuple[Any, ...]
 
+UPDATES = {"batch_norm_act": ("running_mean", "running_var")}  # arguments that a function changes by design
 NO_CALLS = ("reference_backend",)  # public functions that compute nothing
 
 
@@ -59,8 +60,16 @@ def _by_names(name: str, function: Callable[..., Any]) -> Public | None:
     return Public(
         name, source, source, used,
         lambda rng, args: tuple(args[has.index(p)] for p in used),
-        lambda *args: function(**dict(zip(used, args, strict=True))),
+        lambda *args: _with_updates(function, dict(zip(used, args, strict=True)), UPDATES.get(name, ())),
     )  # fmt: skip
+
+
+def _with_updates(function: Callable[..., Any], arguments: dict[str, Any], updates: Sequence[str]) -> Any:
+    """What the function returns; with it, where it changes arguments, copies of those that it changed instead."""
+    if not updates:
+        return function(**arguments)
+    copies = {n: arguments[n].clone() for n in updates if isinstance(arguments[n], Tensor)}
+    return function(**{**arguments, **copies}), *copies.values()
 
 
 def _special(name: str, function: Callable[..., Any]) -> Public | None:
