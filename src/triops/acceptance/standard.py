@@ -48,13 +48,24 @@ class Judgement:
         return not self.failures
 
 
-def judge(got: Any, own: Any, wide: Any, standard: Standard) -> list[Judgement]:
+@dataclass(frozen=True)
+class _Baseline:
+    """What an output is compared with, and how far from it the output may be."""
+
+    name: str  # "float64", or "own dtype"
+    values: Tensor
+    limits: dict[str, float]
+    flips: int
+    torch_bias: float | None = None  # diff4 of the reference at the kernel's dtype
+
+
+def judge(got: Any, own: Any, float64: Any, standard: Standard) -> list[Judgement]:
     """Each output of a kernel against the reference at its own dtype and the reference in float64."""
-    outputs, owns, wides = tensors_of(got), tensors_of(own), tensors_of(wide)
+    outputs, owns, float64s = tensors_of(got), tensors_of(own), tensors_of(float64)
     if len(outputs) != len(owns):
         failure = f"{len(outputs)} outputs instead of {len(owns)}"
         return [Judgement("exact", "own dtype", Diffs(), {}, 0, [failure])]
-    return [_judge_output(e, o, w, standard) for e, o, w in zip(outputs, owns, wides, strict=True)]
+    return [_judge_output(e, o, f, standard) for e, o, f in zip(outputs, owns, float64s, strict=True)]
 
 
 def static_threshold(dtype: torch.dtype, standard: Standard) -> float:
@@ -63,34 +74,40 @@ def static_threshold(dtype: torch.dtype, standard: Standard) -> float:
     return standard.float32 if dtype == torch.float32 else standard.half
 
 
-def _judge_output(e: Tensor, own: Tensor, wide: Tensor, standard: Standard) -> Judgement:
-    exact = not own.is_floating_point() or standard.floats == "exact"
-    kind = "exact" if exact else standard.floats
+def _judge_output(e: Tensor, own: Tensor, float64: Tensor, standard: Standard) -> Judgement:
+    kind = standard.floats if own.is_floating_point() else "exact"
     if (e.shape, e.dtype) != (own.shape, own.dtype):
         failure = f"{_describe(e)} instead of {_describe(own)}"
         return Judgement(kind, "own dtype", Diffs(count=e.numel()), {}, 0, [failure])
-    own, wide = own.to(e.device), wide.to(e.device)
-    if exact:
-        diffs = compare(e, own)
-        # A data-dependent size may itself be what float64 decides otherwise.
-        flips = own.numel() if wide.shape != own.shape else _other_decisions(own, wide, NOT_ROUNDING * standard.half)
-        return _verdict(kind, "own dtype", diffs, {"diff3": 0.0}, flips)
+    choose = _exact_baseline if kind == "exact" else _float_baseline
+    baseline = choose(own.to(e.device), float64.to(e.device), standard)
+    return _verdict(kind, compare(e, baseline.values), baseline)
 
-    static = static_threshold(e.dtype, standard)
-    tolerance = max(static, 4 * torch.finfo(e.dtype).eps)
-    if wide.shape != own.shape:
-        return _verdict(kind, "own dtype", compare(e, own), _limits(tolerance), own.numel())
-    other_class = _class(wide.to(own.dtype)) != _class(own)
-    baseline = torch.where(other_class, own.double(), wide.double())
-    torch_diffs = compare(own, baseline)
+
+def _exact_baseline(own: Tensor, float64: Tensor, standard: Standard) -> _Baseline:
+    # A data-dependent size may itself be what float64 decides otherwise.
+    same_size = float64.shape == own.shape
+    flips = _other_decisions(own, float64, NOT_ROUNDING * standard.half) if same_size else own.numel()
+    return _Baseline("own dtype", own, {"diff3": 0.0}, flips)
+
+
+def _float_baseline(own: Tensor, float64: Tensor, standard: Standard) -> _Baseline:
+    """The float64 reference, where rounding alone explains how far the one at the kernel's own dtype is from it."""
+    static = static_threshold(own.dtype, standard)
+    near_own = _limits(max(static, 4 * torch.finfo(own.dtype).eps))
+    if float64.shape != own.shape:
+        return _Baseline("own dtype", own, near_own, own.numel())
+    other_class = _class(float64.to(own.dtype)) != _class(own)
+    values = torch.where(other_class, own.double(), float64.double())
+    lost = compare(own, values)
     explained = static if standard.floats == "static" else NOT_ROUNDING * static
-    if torch_diffs.peak > explained or (standard.floats == "static" and torch_diffs.diff1 > static):
-        return _verdict(kind, "own dtype", compare(e, own), _limits(tolerance), _other_decisions(own, wide, explained))
+    if lost.peak > explained or (standard.floats == "static" and lost.diff1 > static):
+        return _Baseline("own dtype", own, near_own, _other_decisions(own, float64, explained))
     limits = _limits(static)
-    if standard.floats == "dynamic" and e.dtype != torch.float64:  # nothing wider tells what float64 itself loses
-        measured = {m: getattr(torch_diffs, m) for m in ("diff1", "diff2", "diff3", "peak")}
-        limits = {m: max(RATE * loss, static) for m, loss in measured.items()}
-    return _verdict(kind, "float64", compare(e, baseline), limits, int(other_class.sum()), torch_diffs.diff4)
+    # No reference is more precise than float64, so nothing tells what float64 itself loses.
+    if standard.floats == "dynamic" and own.dtype != torch.float64:
+        limits = {m: max(RATE * getattr(lost, m), static) for m in ("diff1", "diff2", "diff3", "peak")}
+    return _Baseline("float64", values, limits, int(other_class.sum()), lost.diff4)
 
 
 def _limits(threshold: float) -> dict[str, float]:
@@ -102,21 +119,19 @@ def _class(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), 2, torch.where(values.isinf(), values.sign(), 0)).to(torch.int8)
 
 
-def _other_decisions(own: Tensor, wide: Tensor, share: float) -> int:
+def _other_decisions(own: Tensor, float64: Tensor, share: float) -> int:
     """How many values float64 decides otherwise: other integers, floats off by more than a share of the largest."""
     if not own.is_floating_point():
-        return int((own != wide).sum())
+        return int((own != float64).sum())
     if own.numel() == 0:
         return 0
-    other_class = _class(wide.to(own.dtype)) != _class(own)
-    error = torch.where(own.isfinite() & wide.isfinite(), own.double() - wide, 0).abs()
-    largest = torch.where(wide.isfinite(), wide, 0).abs().max()
+    other_class = _class(float64.to(own.dtype)) != _class(own)
+    error = torch.where(own.isfinite() & float64.isfinite(), own.double() - float64, 0).abs()
+    largest = torch.where(float64.isfinite(), float64, 0).abs().max()
     return int((other_class | (error > share * largest)).sum())
 
 
-def _verdict(
-    kind: str, baseline: str, diffs: Diffs, limits: dict[str, float], flips: int, torch_bias: float | None = None
-) -> Judgement:  # fmt: skip
+def _verdict(kind: str, diffs: Diffs, baseline: _Baseline) -> Judgement:
     failures = []
     where = f", first at {list(diffs.first)}" if diffs.first is not None else ""
     if diffs.wrong_nan:
@@ -131,17 +146,17 @@ def _verdict(
     elif kind != "exact":
         over = [
             f"{m} {getattr(diffs, m):.2g} > {limit:.2g}"
-            for m, limit in limits.items()
+            for m, limit in baseline.limits.items()
             if not getattr(diffs, m) <= limit
         ]
         if over:
             seen = f"; worst{where.removeprefix(', first')}: {_number(diffs.got)} instead of {_number(diffs.expected)}"
             failures.append(", ".join(over) + seen)
         # Equal values round alike, all of them up or all down: no bias where plain torch shows the same.
-        if diffs.unequal >= ENOUGH_FOR_BIAS and diffs.diff4 in (0.0, 1.0) and diffs.diff4 != torch_bias:
+        if diffs.unequal >= ENOUGH_FOR_BIAS and diffs.diff4 in (0.0, 1.0) and diffs.diff4 != baseline.torch_bias:
             low = "low" if diffs.diff4 else "high"
             failures.append(f"a bias: all {diffs.unequal:,} unequal values are too {low} (diff4 = {diffs.diff4:.0f})")
-    return Judgement(kind, baseline, diffs, limits, flips, failures)
+    return Judgement(kind, baseline.name, diffs, baseline.limits, baseline.flips, failures)
 
 
 def _describe(tensor: Tensor) -> str:
