@@ -43,7 +43,7 @@ def align(backend: str, features: Tensor, boxes: Any, pool_size: int) -> tuple[T
 
 
 def constant_groups(*values: float, height: int = 4, width: int = 5) -> Tensor:
-    """A map of one channel an edge, each of one value."""
+    """A map of one channel per edge, each of one value."""
     return torch.tensor(values, dtype=torch.float32).view(1, 4, 1, 1).expand(1, 4, height, width).contiguous()
 
 
@@ -268,7 +268,7 @@ def test_paths_that_small_samples_do_not_reach(backend: str, monkeypatch: Any) -
         pytest.skip("of the GPU launcher")
     from triops.ops.border_align import gpu
 
-    for name in ("SECOND_LEVEL_CACHE", "MANY_BOXES", "BYTE_STEPS", "SCRATCH", "NEEDS_INT64"):
+    for name in ("L2_CACHE", "MANY_BOXES", "BYTE_STEPS", "SCRATCH", "NEEDS_INT64"):
         monkeypatch.setattr(gpu, name, 0)
     monkeypatch.setattr(gpu, "BINS", 4)
     for sample in samples.SAMPLES:
@@ -289,6 +289,37 @@ def test_the_scratch_of_the_gradient_stays_below_256_mib(backend: str) -> None:
             assert 1 <= images <= batch
             assert 1 <= group <= channels
             assert images * group * 64 * pixels <= 256 * 2**20
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cpu_vectors_tiles_and_tables_of_any_size_equal_the_reference_bit_for_bit(
+    backend: str, layout: str, dtype: torch.dtype, monkeypatch: Any
+) -> None:
+    """Channels around a vector, four of them and a tile; boxes around a strip and a table; steps beyond a table."""
+    if backend != "cpu":
+        pytest.skip("of the CPU kernels")
+    from triops.ops.border_align import cpu
+
+    monkeypatch.setattr(cpu, "LOCATED", 400)
+    shapes = [(channels, boxes, 2) for channels in (1, 15, 16, 17, 31, 63, 64, 65, 81, 130) for boxes in (3, 37)]
+    shapes += [(15, 2, cpu.STEPS - 1), (17, 2, cpu.STEPS), (70, 18, cpu.STEPS + 3)]
+    for channels, boxes, pool_size in shapes:
+        args = samples._maps((2, channels, 5, 7, boxes, pool_size), layout, "around", seed=channels)(dtype)
+        got, expected = run(backend, FORWARD, args), run("reference", FORWARD, args)
+        for g, e in zip(got, expected, strict=True):
+            assert torch.equal(g, e), (channels, boxes, pool_size)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("placed", ["inside", "around"])
+def test_grid_sample_which_the_benchmark_compares_with_gives_the_same_values(
+    backend: str, layout: str, placed: str
+) -> None:
+    if backend != "reference":
+        pytest.skip("of the baseline")
+    args = samples._maps((2, 5, 6, 7, 30, 4), layout, placed, seed=5)(torch.float32)
+    torch.testing.assert_close(samples.grid_sampled(*args), run(backend, FORWARD, args)[0], atol=2e-5, rtol=1e-5)
 
 
 def test_threads_do_not_change_the_gradient(backend: str) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
+
+from triops._cpu.jit import jit
 
 LANES = 16  # numbers per vector: one register of AVX-512 in float32, two of AVX2, four of NEON
 _INT32 = ir.IntType(32)
@@ -42,9 +45,11 @@ class Array:
         found.align = self.align
         return found
 
-    def put(self, variable: Any, address: Any) -> None:
-        vector = self.builder.load(variable)
+    def store(self, vector: Any, address: Any) -> None:
         self.builder.store(vector, self.builder.bitcast(address, self.kind.as_pointer())).align = self.align
+
+    def put(self, variable: Any, address: Any) -> None:
+        self.store(self.builder.load(variable), address)
 
     def variable(self, address: Any) -> Any:
         """A vector that changes, and begins as the one at the address."""
@@ -62,4 +67,48 @@ def splat(builder: Any, number: Any) -> Any:
     """A vector with the same number in every lane."""
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(undefined, number, _INT32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
+    return builder.shuffle_vector(first, undefined, _lanes([0] * LANES))
+
+
+def _lanes(numbers: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(_INT32, LANES), numbers)
+
+
+@jit
+def transpose(rows: int, columns: int, source: Any, first: int, stride: int, target: Any, to: int, step: int) -> None:
+    """target[to + c * step + r] = source[first + r * stride + c] for flat arrays, all r < rows and c < columns."""
+    whole_rows, whole_columns = rows // LANES * LANES, columns // LANES * LANES
+    for r in range(0, whole_rows, LANES):
+        for c in range(0, whole_columns, LANES):
+            _transpose_square(source, first + r * stride + c, stride, target, to + c * step + r, step)  # type: ignore[call-arg]
+    for c in range(columns):
+        for r in range(whole_rows if c < whole_columns else 0, rows):
+            target[to + c * step + r] = source[first + r * stride + c]
+
+
+@intrinsic
+def _transpose_square(
+    typing_context: Any, source: Any, first: Any, stride: Any, target: Any, to: Any, step: Any
+) -> Any:
+    """As `transpose`, of LANES rows and columns, in registers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (Array(context, builder, signature, args, i) for i in (0, 3))
+        (first, stride), (to, step) = args[1:3], args[4:]
+        number = first.type
+        rows = [source.vector(source.at(builder.add(first, builder.mul(stride, number(i))))) for i in range(LANES)]
+        # Exchange the off-diagonal halves of ever smaller squares.
+        half = LANES // 2
+        while half:
+            left = _lanes([LANES + j - half if j & half else j for j in range(LANES)])
+            right = _lanes([LANES + j if j & half else j + half for j in range(LANES)])
+            for i in (i for i in range(LANES) if i & half == 0):
+                upper, lower = rows[i], rows[i + half]
+                rows[i] = builder.shuffle_vector(upper, lower, left)
+                rows[i + half] = builder.shuffle_vector(upper, lower, right)
+            half //= 2
+        for i, row in enumerate(rows):
+            target.store(row, target.at(builder.add(to, builder.mul(step, number(i)))))
+        return context.get_dummy_value()
+
+    return types.none(source, types.intp, types.intp, target, types.intp, types.intp), generate

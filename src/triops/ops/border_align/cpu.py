@@ -1,23 +1,54 @@
-"""border_align on CPU: the inner loops run over channels, which lie side by side in a channels-last map.
+"""border_align on CPU.
 
-A channels_last input is read as it lies. An NCHW input is turned pixel-major one image at a time, boxes
-are aligned in strips that stay in the cache, and each strip is turned back as it is written: reading
-single pixels out of planes would cost several times more.
+Forward: samples along an edge are located once for many channels. Then every vector of channels visits all of them,
+with its maximum and the step of it in registers. A channels_last map is read as it lies. Reading single pixels out of
+NCHW planes would cost several times more, so these are transposed into tiles, each a compact channels-last map of a few
+channels that stays in the second-level cache while all boxes are aligned on it.
+
+Backward: a work item sums the gradient of some channels of one edge in a compact tile. In the map itself pixels lie a
+power of two apart and evict each other from the cache.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from triops._cpu.jit import jit
-from triops._cpu.memory import as_numpy
+from triops._cpu.jit import inline, jit
+from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
+from triops._cpu.vectors import LANES, Array, splat, transpose
 from triops._dtypes import compute_dtype
 from triops.ops.border_align.reference import empty_like_format, empty_outputs, format_of, refuse_argmax
 
-STRIP = 16  # boxes turned back to NCHW at a time
-CHANNELS = 16  # channels of a tile when turning
-PIXELS = 64
-SAMPLED = 50_000  # channel samples worth a thread
+TILE = 64  # channels per tile of an NCHW map
+STRIP = 16  # boxes per strip: their results are transposed back to NCHW together
+STEPS = 256  # samples of an edge that are located at a time
+LOCATED = 2**18  # samples that are kept for all tiles: 12 MB
+LOCATED_PER_THREAD = 20_000  # samples worth a thread to locate
+VALUES_PER_THREAD = 200_000  # channels times samples worth a thread
+
+
+class Map(NamedTuple):
+    """Feature maps of the four edges in a flat array, with channels side by side."""
+
+    height: int
+    width: int
+    channels: int  # per edge
+    pixel_stride: int
+    edge_stride: int
+
+
+class Samples(NamedTuple):
+    """Samples of many rows (a row is one edge of one box), up to STEPS of each."""
+
+    offsets: np.ndarray  # [rows, 4, samples]: offsets of the corner pixels, in the reference's order
+    weights: np.ndarray  # [rows, 4, samples]: of the corner pixels
+    spans: np.ndarray  # [rows, 2]: begin and end of the samples on the map
 
 
 def border_align_forward(input, boxes, pool_size):
@@ -25,65 +56,101 @@ def border_align_forward(input, boxes, pool_size):
     if output.numel() == 0 or input.numel() == 0:
         return output.zero_(), argmax.zero_()
     real = compute_dtype(input.dtype)
-    batch, channels, total = output.shape[:3]
-    height, width = input.shape[2:]
-    boxes_np = as_numpy(boxes.to(real))
     # Half types pass through float32: one sweep over the map, next to pool_size + 1 over as many boxes.
     values = output if output.dtype == real else torch.empty_like(output, dtype=real)
-    grain = max(1, SAMPLED // (4 * channels * (pool_size + 1)))
-    if format_of(input) == torch.channels_last:
-        pixels = as_numpy(input.to(real).permute(0, 2, 3, 1)).reshape(batch, height * width, 4 * channels)
-        values_np, argmax_np = as_numpy(values.permute(0, 2, 3, 1)), as_numpy(argmax.permute(0, 2, 3, 1))
-        run(_align, batch * total, grain, pixels, boxes_np, height, width, pool_size, values_np, argmax_np)
-    else:
-        planes = as_numpy(input.to(real)).reshape(batch, 4 * channels, height * width)
-        values_np, argmax_np = values.numpy().reshape(batch, channels, -1), argmax.numpy().reshape(batch, channels, -1)
-        pixels = np.empty((height * width, 4 * channels), planes.dtype)
-        for n in range(batch):
-            run(_turn, -(-4 * channels // CHANNELS), max(1, 4096 // (height * width)), planes[n], pixels)
-            run(
-                _align_strips, -(-total // STRIP), -(-grain // STRIP),
-                pixels, boxes_np[n], height, width, pool_size, values_np[n], argmax_np[n],
-            )  # fmt: skip
+    in_huge_pages(values)
+    in_huge_pages(argmax)
+    layout = format_of(input)
+    align = _align_channels_last if layout == torch.channels_last else _align_planes
+    align(
+        _flat(input.to(real), layout), as_numpy(boxes.to(real)), *input.shape[2:], output.shape[1], pool_size,
+        _flat(values, layout), _flat(argmax, layout),
+    )  # fmt: skip
     if values is not output:
         output.copy_(values)
     return output, argmax
 
 
+def _align_channels_last(input, boxes, height, width, channels, pool_size, output, argmax):
+    layout = Map(height, width, channels, 4 * channels, channels)
+    grain = max(1, VALUES_PER_THREAD // (4 * channels * (pool_size + 1)))
+    run(_align_boxes, boxes.shape[0] * boxes.shape[1], grain, input, layout, boxes, pool_size, output, argmax)
+
+
+def _align_planes(input, boxes, height, width, channels, pool_size, output, argmax):
+    batch, total = boxes.shape[:2]
+    pixels, tile = height * width, min(TILE, -(-channels // LANES) * LANES)
+    tiles, layout = -(-channels // tile), Map(height, width, tile, tile, pixels * tile)
+    # By torch, whose memory begins at a cache line: vectors that span two lines take twice as long to load.
+    packed = torch.zeros(tiles * 4 * layout.edge_stride, dtype=torch.float64 if input.itemsize == 8 else torch.float32)
+    packed = packed.numpy()
+    keep = pool_size < STEPS
+    chunk = min(total, max(1, LOCATED // (4 * (pool_size + 1)))) if keep else total
+    samples = _samples(4 * chunk if keep else 0, pool_size, packed)
+    pack_grain = max(1, VALUES_PER_THREAD // layout.edge_stride)
+    locate_grain = max(1, LOCATED_PER_THREAD // (4 * (pool_size + 1)))
+    align_grain = max(1, VALUES_PER_THREAD // (STRIP * 4 * tile * (pool_size + 1)))
+    for n in range(batch):
+        planes = input[n * 4 * channels * pixels :]
+        run(_pack, tiles * 4, pack_grain, planes, channels, layout, packed)
+        for first in range(0, total, chunk):
+            some = boxes[n, first : first + chunk]
+            if keep:
+                run(_locate_boxes, len(some), locate_grain, some, pool_size, layout, samples)
+            to = (n * channels * total + first) * 4
+            run(
+                _align_strips, tiles * -(-len(some) // STRIP), align_grain,
+                packed, layout, some, pool_size, samples, channels, total, output[to:], argmax[to:],
+            )  # fmt: skip
+
+
+class Gradient(NamedTuple):
+    """The layout of the backward: flat outputs [N, C, 4K] or [N, 4K, C], gradient [N, 4C, H * W] or [N, H * W, 4C]."""
+
+    height: int
+    width: int
+    channels: int
+    block: int  # channels per work item
+    row_stride: int  # of the outputs; a row is one edge of one box
+    channel_stride: int
+    pixel_stride: int  # of the gradient
+    plane_stride: int
+
+
 def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
     batch, channels, total = grad_output.shape[:3]
     real = compute_dtype(grad_output.dtype)
-    layout = format_of(argmax)
+    memory = format_of(argmax)
     grad = empty_like_format((batch, 4 * channels, height, width), real, argmax)
     out_of_range = np.zeros(1, np.bool_)
-    # In memory, from one row (an edge of a box) or pixel to the next, and from one channel to the next.
-    if layout == torch.channels_last:
-        row_stride, channel_stride, pixel_stride, plane_stride = channels, 1, 4 * channels, 1
-        block = max(1, min(64, channels))  # neighbours are read together
+    if memory == torch.channels_last:
+        block = max(1, min(64, channels))  # neighbors are read together
+        layout = Gradient(height, width, channels, block, channels, 1, 4 * channels, 1)
     else:
-        row_stride, channel_stride, pixel_stride, plane_stride = 1, 4 * total, 1, height * width
         block = max(1, min(16, channels))
-    grain = max(1, SAMPLED // (4 * block * max(total, 1)))
+        layout = Gradient(height, width, channels, block, 1, 4 * total, 1, height * width)
     run(
-        _scatter, batch * 4 * -(-channels // block), grain,
-        _flat(grad_output.to(real), layout), as_numpy(boxes.to(real)), _flat(argmax, layout),
-        channels, height, width, pool_size, block, row_stride, channel_stride, pixel_stride, plane_stride,
-        _flat(grad, layout), out_of_range,
+        _scatter, batch * 4 * -(-channels // block), max(1, VALUES_PER_THREAD // (16 * block * max(total, 1))),
+        _flat(grad_output.to(real), memory), as_numpy(boxes.to(real)), _flat(argmax, memory),
+        layout, pool_size, _flat(grad, memory), out_of_range,
     )  # fmt: skip
     if out_of_range[0]:
         refuse_argmax(pool_size)
     return grad.to(grad_output.dtype)
 
 
-def _flat(tensor, layout):
-    """A 4D tensor's elements in their order in memory, once it lies as `layout` says."""
-    if layout == torch.channels_last:
+def _flat(tensor, memory_format):
+    """A 4D tensor's elements in their order in memory, once it lies in the given format."""
+    if memory_format == torch.channels_last:
         tensor = tensor.permute(0, 2, 3, 1)
     return as_numpy(tensor).reshape(-1)
 
 
+# Positions
+
+
 @jit
-def _neighbours(box, position, size):
+def _neighbors(box, position, size):
     """The two pixels around a position on one axis, clamped to the map, and the share of the second."""
     real = box.dtype.type
     zero, last = real(0), real(size - 1)
@@ -113,199 +180,256 @@ def _walk(box, edge, pool_size):
 
 
 @jit
-def _locate(box, edge, position, fixed, height, width):
-    """The corner pixels of a sample on the map and their weights, in the reference's order."""
-    one = box.dtype.type(1)
-    x, y = (position, fixed) if edge % 2 == 0 else (fixed, position)
-    x_low, x_high, x_part = _neighbours(box, x, width)
-    y_low, y_high, y_part = _neighbours(box, y, height)
-    pixel = (y_low * width + x_low, y_low * width + x_high, y_high * width + x_low, y_high * width + x_high)
-    weight = ((one - y_part) * (one - x_part), (one - y_part) * x_part, y_part * (one - x_part), y_part * x_part)
-    return pixel, weight
+def _samples(rows, pool_size, pixels):
+    count = min(pool_size + 1, STEPS)
+    offsets, weights = np.empty((rows, 4, count), np.intp), np.empty((rows, 4, count), pixels.dtype)
+    return Samples(offsets, weights, np.empty((rows, 2), np.intp))
 
 
 @jit
-def _first(a, b, c, d, weight, best, step_of_best):
-    w1, w2, w3, w4 = weight
-    for i in range(np.uint32(best.shape[0])):
-        best[i] = w1 * a[i] + w2 * b[i] + w3 * c[i] + w4 * d[i]
-        step_of_best[i] = 0
-
-
-@jit
-def _next(a, b, c, d, weight, step, best, step_of_best):
-    w1, w2, w3, w4 = weight
-    step = np.int32(step)
-    for i in range(np.uint32(best.shape[0])):
-        value = w1 * a[i] + w2 * b[i] + w3 * c[i] + w4 * d[i]
-        greater = value > best[i]
-        best[i] = value if greater else best[i]
-        step_of_best[i] = step if greater else step_of_best[i]
-
-
-@jit
-def _next_two(a, b, c, d, weight, e, f, g, h, weight_after, step, best, step_of_best):
-    """Two samples in one sweep over the channels, which halves the traffic on `best`."""
-    w1, w2, w3, w4 = weight
-    v1, v2, v3, v4 = weight_after
-    step, step_after = np.int32(step), np.int32(step + 1)
-    for i in range(np.uint32(best.shape[0])):
-        highest, at = best[i], step_of_best[i]
-        value = w1 * a[i] + w2 * b[i] + w3 * c[i] + w4 * d[i]
-        greater = value > highest
-        highest = value if greater else highest
-        at = step if greater else at
-        value = v1 * e[i] + v2 * f[i] + v3 * g[i] + v4 * h[i]
-        greater = value > highest
-        best[i] = value if greater else highest
-        step_of_best[i] = step_after if greater else at
-
-
-@jit
-def _next_zero(step, best, step_of_best):
-    zero, step = best.dtype.type(0), np.int32(step)
-    for i in range(np.uint32(best.shape[0])):
-        greater = zero > best[i]
-        best[i] = zero if greater else best[i]
-        step_of_best[i] = step if greater else step_of_best[i]
-
-
-@jit
-def _align_box(pixels, box, height, width, pool_size, output, argmax):
-    """pixels [H * W, 4C], box [4] -> output, argmax [4, C]."""
-    channels, real = output.shape[1], box.dtype.type
+def _locate(box, row, first, pool_size, layout, samples):
+    """Fill rows [row, row + 4), the edges of a box, with its samples from step `first` on."""
+    real = box.dtype.type
+    offsets, weights, spans = samples
+    count = min(offsets.shape[2], pool_size + 1 - first)
     for edge in range(4):
-        first, last = edge * channels, (edge + 1) * channels
-        best, step_of_best = output[edge], argmax[edge]
+        horizontal = edge % 2 == 0
+        size, fixed_size = (layout.width, layout.height) if horizontal else (layout.height, layout.width)
+        row_stride = layout.pixel_stride * layout.width
+        along, across = (layout.pixel_stride, row_stride) if horizontal else (row_stride, layout.pixel_stride)
         start, stride, fixed, finite = _walk(box, edge, pool_size)
-        if not (finite and _on_axis(box, fixed, height if edge % 2 == 0 else width)):
-            best[:] = 0
-            step_of_best[:] = 0
-            continue
-        size = width if edge % 2 == 0 else height
-        step = 0
-        while step <= pool_size:
-            position = start + real(step) * stride
-            if not _on_axis(box, position, size):
-                if step == 0:
-                    best[:] = 0
-                    step_of_best[:] = 0
-                else:
-                    _next_zero(step, best, step_of_best)
-                step += 1
-                continue
-            p, weight = _locate(box, edge, position, fixed, height, width)
-            a, b = pixels[p[0], first:last], pixels[p[1], first:last]
-            c, d = pixels[p[2], first:last], pixels[p[3], first:last]
-            if step == 0:
-                _first(a, b, c, d, weight, best, step_of_best)
-                step += 1
-                continue
-            after = start + real(step + 1) * stride
-            if step < pool_size and _on_axis(box, after, size):
-                p, weight_after = _locate(box, edge, after, fixed, height, width)
-                e, f = pixels[p[0], first:last], pixels[p[1], first:last]
-                g, h = pixels[p[2], first:last], pixels[p[3], first:last]
-                _next_two(a, b, c, d, weight, e, f, g, h, weight_after, step, best, step_of_best)
-                step += 2
-            else:
-                _next(a, b, c, d, weight, step, best, step_of_best)
-                step += 1
+        begin, end = count, 0
+        if finite and _on_axis(box, fixed, fixed_size):
+            low, high, fixed_part = _neighbors(box, fixed, fixed_size)
+            on_low, on_high, fixed_rest = low * across, high * across, real(1) - fixed_part
+            # Upper right comes before lower left, and is one pixel further along a horizontal edge.
+            second, third = (1, 2) if horizontal else (2, 1)
+            for s in range(np.uint32(count)):
+                position = start + real(np.int32(first + s)) * stride
+                on_map = _on_axis(box, position, size)
+                begin = min(begin, np.int64(s) if on_map else count)
+                end = max(end, np.int64(s) + 1 if on_map else 0)
+                low, high, part = _neighbors(box, position, size)
+                rest = real(1) - part
+                offsets[row, 0, s], weights[row, 0, s] = on_low + low * along, fixed_rest * rest
+                offsets[row, second, s], weights[row, second, s] = on_low + high * along, fixed_rest * part
+                offsets[row, third, s], weights[row, third, s] = on_high + low * along, fixed_part * rest
+                offsets[row, 3, s], weights[row, 3, s] = on_high + high * along, fixed_part * part
+        # Positions only ascend or only descend: samples on the map follow one another.
+        spans[row, 0], spans[row, 1] = begin, max(begin, end)
+        row += 1
+
+
+# Forward
 
 
 @jit
-def _align(begin, end, pixels, boxes, height, width, pool_size, output, argmax):
+def _align_boxes(begin, end, pixels, layout, boxes, pool_size, output, argmax):
+    """Boxes [begin, end) of [N, K] on a map [N, H * W, 4, C]; output, argmax [N, K, 4, C]."""
+    samples = _samples(4, pool_size, pixels)
+    image = layout.height * layout.width * layout.pixel_stride
     for item in range(begin, end):
         n, k = item // boxes.shape[1], item % boxes.shape[1]
-        _align_box(pixels[n], boxes[n, k], height, width, pool_size, output[n, k], argmax[n, k])
+        for first in range(0, pool_size + 1, STEPS):
+            _locate(boxes[n, k], 0, first, pool_size, layout, samples)
+            for edge in range(4):
+                origin, to = n * image + edge * layout.edge_stride, (item * 4 + edge) * layout.channels
+                _compete(pixels, origin, samples, edge, first, pool_size, output, argmax, to, layout.channels)
 
 
 @jit
-def _align_strips(begin, end, pixels, boxes, height, width, pool_size, output, argmax):
-    """As `_align` for one image, `STRIP` boxes a work item; output, argmax [C, 4K]."""
-    channels, total = output.shape[0], boxes.shape[0]
-    values = np.empty((STRIP, 4, channels), output.dtype)
-    steps = np.empty((STRIP, 4, channels), np.int32)
-    for strip in range(begin, end):
-        first = strip * STRIP
-        count = min(STRIP, total - first)
-        for k in range(count):
-            _align_box(pixels, boxes[first + k], height, width, pool_size, values[k], steps[k])
-        for low in range(0, channels, CHANNELS):
-            high = min(low + CHANNELS, channels)
-            _turn_tile(values.reshape(STRIP * 4, channels), output[:, 4 * first : 4 * (first + count)], low, high)
-            _turn_tile(steps.reshape(STRIP * 4, channels), argmax[:, 4 * first : 4 * (first + count)], low, high)
-
-
-@jit
-def _turn_tile(source, target, low, high):
-    """target[c, r] = source[r, c] for low <= c < high."""
-    for c in range(low, high):
-        row = target[c]
-        for r in range(np.uint32(row.shape[0])):
-            row[r] = source[r, c]
-
-
-@jit
-def _turn(begin, end, planes, pixels):
-    """planes [4C, H * W] -> pixels [H * W, 4C], `CHANNELS` channels a work item."""
-    for block in range(begin, end):
-        low, high = block * CHANNELS, min((block + 1) * CHANNELS, planes.shape[0])
-        for first in range(0, planes.shape[1], PIXELS):
-            for pixel in range(first, min(first + PIXELS, planes.shape[1])):
-                row = pixels[pixel]
-                for c in range(np.uint32(low), np.uint32(high)):
-                    row[c] = planes[c, pixel]
-
-
-@jit
-def _scatter(
-    begin, end, given, boxes, argmax, channels, height, width, pool_size, block,
-    row_stride, channel_stride, pixel_stride, plane_stride, grad, out_of_range,
-):  # fmt: skip
-    """Writes the gradient of an item: the channels of one block, edge and image.
-
-    No other item writes to them, so the sums come out in one order whatever the number of threads. They
-    are taken in a compact tile: in the map itself pixels lie a power of two apart and fight for cache sets.
-    """
-    real, total, pixels = grad.dtype.type, boxes.shape[1], height * width
-    blocks = -(-channels // block)
-    tile = np.empty((pixels, block), grad.dtype)
+def _pack(begin, end, planes, channels, layout, packed):
+    """planes [4, C, H * W] -> packed [tiles, 4, H * W, channels of a tile]; an item is one edge of one tile."""
+    pixels = layout.height * layout.width
     for item in range(begin, end):
-        n, edge, first = item // (4 * blocks), item // blocks % 4, item % blocks * block
-        count = min(block, channels - first)
-        horizontal = edge % 2 == 0
-        size, fixed_size = (width, height) if horizontal else (height, width)
-        along, across = (1, width) if horizontal else (width, 1)
+        c, edge = item // 4 * layout.channels, item % 4
+        transpose(
+            min(layout.channels, channels - c), pixels, planes, (edge * channels + c) * pixels, pixels,
+            packed, item * layout.edge_stride, layout.pixel_stride,
+        )  # fmt: skip
+
+
+@jit
+def _locate_boxes(begin, end, boxes, pool_size, layout, samples):
+    for k in range(begin, end):
+        _locate(boxes[k], 4 * k, 0, pool_size, layout, samples)
+
+
+@jit
+def _align_strips(begin, end, packed, layout, boxes, pool_size, samples, channels, total, output, argmax):
+    """An item is one strip of boxes on one tile; output, argmax [C, 4K], of which these boxes are the first.
+
+    `samples` of all boxes, or none: then they do not fit, and are located here.
+    """
+    tile, strips, located = layout.channels, -(-boxes.shape[0] // STRIP), samples.offsets.shape[0] > 0
+    if not located:
+        samples = _samples(4 * STRIP, pool_size, packed)
+    values, steps = np.empty(STRIP * 4 * tile, output.dtype), np.empty(STRIP * 4 * tile, np.int32)
+    for item in range(begin, end):
+        c, first_box = item // strips * tile, item % strips * STRIP
+        count = min(STRIP, boxes.shape[0] - first_box)
+        first_row = 4 * first_box if located else 0
+        for first in range(0, pool_size + 1, STEPS):
+            if not located:
+                for k in range(count):
+                    _locate(boxes[first_box + k], 4 * k, first, pool_size, layout, samples)
+            for row in range(4 * count):
+                origin = (c // tile * 4 + row % 4) * layout.edge_stride
+                _compete(packed, origin, samples, first_row + row, first, pool_size, values, steps, row * tile, tile)
+        to, real_channels = (c * total + first_box) * 4, min(tile, channels - c)
+        transpose(4 * count, real_channels, values, 0, tile, output, to, 4 * total)
+        transpose(4 * count, real_channels, steps, 0, tile, argmax, to, 4 * total)
+
+
+@inline
+def _compete(pixels, origin, samples, row, first, pool_size, best, step_of_best, to, channels):
+    """Let the samples of a row, from step `first` on, compete in all channels, with the maxima at best[to:]."""
+    offsets, weights, spans = samples
+    begin, end = spans[row, 0], spans[row, 1]
+    if begin > 0:
+        _compete_with_zero(first, best, step_of_best, to, channels)
+    if begin < end:
+        c = 0
+        while c + 4 * LANES <= channels:
+            four = c, c + LANES, c + 2 * LANES, c + 3 * LANES
+            _keep_highest(pixels, origin, offsets, weights, row, first, begin, end, best, step_of_best, to, four)
+            c += 4 * LANES
+        while c < channels and channels >= LANES:
+            one = (min(c, channels - LANES),)  # the last may cover some channels twice, with the same result
+            _keep_highest(pixels, origin, offsets, weights, row, first, begin, end, best, step_of_best, to, one)
+            c += LANES
+        while c < channels:
+            for s in range(begin, end):
+                value = weights[row, 0, s] * pixels[origin + offsets[row, 0, s] + c]
+                for corner in range(1, 4):
+                    value += weights[row, corner, s] * pixels[origin + offsets[row, corner, s] + c]
+                if first + s == 0 or value > best[to + c]:
+                    best[to + c], step_of_best[to + c] = value, first + s
+            c += 1
+    if end < min(offsets.shape[2], pool_size + 1 - first):
+        _compete_with_zero(first + end, best, step_of_best, to, channels)
+
+
+@jit
+def _compete_with_zero(step, best, step_of_best, to, channels):
+    """A sample off the map is a 0 that competes. As the first sample it is the maximum so far."""
+    zero, step = best.dtype.type(0), np.int32(step)
+    for i in range(to, to + channels):
+        if step == 0 or zero > best[i]:
+            best[i], step_of_best[i] = zero, step
+
+
+@intrinsic
+def _keep_highest(
+    typing_context, pixels, origin, offsets, weights, row, first, begin, end, best, step_of_best, to, channels
+):
+    """Let samples [begin, end) of a row compete in LANES channels from each of the `channels`, a tuple, on."""
+
+    def generate(context, builder, signature, args):
+        pixels, offsets, weights, best, step_of_best = (
+            Array(context, builder, signature, args, i) for i in (0, 2, 3, 8, 9)
+        )
+        origin, row, first, begin, end, to = (args[i] for i in (1, 4, 5, 6, 7, 10))
+        channels = cgutils.unpack_tuple(builder, args[11])
+
+        def values(sample):
+            """A vector per element of `channels`, summed in the reference's order, without fused multiply-adds."""
+            totals = [None] * len(channels)
+            for corner in range(4):
+                offset = builder.add(origin, builder.load(offsets.at(row, origin.type(corner), sample)))
+                weight = splat(builder, builder.load(weights.at(row, origin.type(corner), sample)))
+                for i, c in enumerate(channels):
+                    product = builder.fmul(weight, pixels.vector(pixels.at(builder.add(offset, c))))
+                    totals[i] = builder.fadd(totals[i], product) if corner else product
+            return totals
+
+        targets = [builder.add(to, c) for c in channels]
+        highest = [best.variable(best.at(target)) for target in targets]
+        step_of_highest = [step_of_best.variable(step_of_best.at(target)) for target in targets]
+        is_first = builder.icmp_signed("==", builder.add(first, begin), first.type(0))
+        with builder.if_then(is_first):
+            for i, value in enumerate(values(begin)):
+                builder.store(value, highest[i])
+                builder.store(ir.Constant(step_of_best.kind, None), step_of_highest[i])
+        with cgutils.for_range(builder, end, start=builder.add(begin, builder.zext(is_first, begin.type))) as loop:
+            step = splat(builder, builder.trunc(builder.add(first, loop.index), ir.IntType(32)))
+            for i, value in enumerate(values(loop.index)):
+                so_far = builder.load(highest[i])
+                greater = builder.fcmp_ordered(">", value, so_far)
+                builder.store(builder.select(greater, value, so_far), highest[i])
+                builder.store(builder.select(greater, step, builder.load(step_of_highest[i])), step_of_highest[i])
+        for i, target in enumerate(targets):
+            best.put(highest[i], best.at(target))
+            step_of_best.put(step_of_highest[i], step_of_best.at(target))
+        return context.get_dummy_value()
+
+    number = types.intp
+    arrays, samples = (best, step_of_best), (number, number, number, number)
+    return types.none(pixels, number, offsets, weights, *samples, *arrays, number, channels), generate
+
+
+# Backward
+
+
+@jit
+def _scatter(begin, end, given, boxes, argmax, layout, pool_size, grad, out_of_range):
+    """Write the gradient of the items [begin, end): each is the channels of one block, edge and image.
+
+    No other item writes to these channels, so the sums come out in one order whatever the number of threads.
+    """
+    total, pixels, channels = boxes.shape[1], layout.height * layout.width, layout.channels
+    blocks = -(-channels // layout.block)
+    tile = np.empty((pixels, layout.block), grad.dtype)
+    for item in range(begin, end):
+        n, edge, first = item // (4 * blocks), item // blocks % 4, item % blocks * layout.block
+        count = min(layout.block, channels - first)
         tile[:] = 0
         for k in range(total):
-            box = boxes[n, k]
-            start, stride, fixed, finite = _walk(box, edge, pool_size)
-            on_map = finite and pixels > 0 and _on_axis(box, fixed, fixed_size)
-            low, high, fixed_part = _neighbours(box, fixed, fixed_size) if on_map else (0, 0, real(0))
-            fixed_rest = real(1) - fixed_part
-            on_low, on_high = low * across, high * across
-            read = n * 4 * channels * total + (4 * k + edge) * row_stride + first * channel_stride
-            for c in range(count):
-                step, value = argmax[read], given[read]
-                read += channel_stride
-                if step < 0 or step > pool_size:
-                    out_of_range[0] = True
-                    continue
-                position = start + real(step) * stride
-                if not (on_map and _on_axis(box, position, size)):
-                    continue
-                low, high, part = _neighbours(box, position, size)
-                rest = real(1) - part
-                low, high = low * along, high * along
-                tile[on_low + low, c] += fixed_rest * rest * value
-                tile[on_low + high, c] += fixed_rest * part * value
-                tile[on_high + low, c] += fixed_part * rest * value
-                tile[on_high + high, c] += fixed_part * part * value
-        plane = n * 4 * channels * pixels + (edge * channels + first) * plane_stride
-        if plane_stride == 1:
-            for pixel in range(pixels):
-                grad[plane + pixel * pixel_stride : plane + pixel * pixel_stride + count] = tile[pixel, :count]
-        else:
-            for c in range(count):
-                grad[plane + c * plane_stride : plane + c * plane_stride + pixels] = tile[:, c]
+            read = n * 4 * channels * total + (4 * k + edge) * layout.row_stride + first * layout.channel_stride
+            _add_row(boxes[n, k], edge, given, argmax, read, count, layout, pool_size, tile, out_of_range)
+        _write_tile(
+            tile, count, grad, n * 4 * channels * pixels + (edge * channels + first) * layout.plane_stride, layout
+        )
+
+
+@inline
+def _add_row(box, edge, given, argmax, read, count, layout, pool_size, tile, out_of_range):
+    """Add the gradients of `count` channels of one edge of a box, from given[read] on, to a tile [H * W, block]."""
+    real = tile.dtype.type
+    horizontal = edge % 2 == 0
+    size, fixed_size = (layout.width, layout.height) if horizontal else (layout.height, layout.width)
+    along, across = (1, layout.width) if horizontal else (layout.width, 1)
+    start, stride, fixed, finite = _walk(box, edge, pool_size)
+    on_map = finite and tile.shape[0] > 0 and _on_axis(box, fixed, fixed_size)
+    low, high, fixed_part = _neighbors(box, fixed, fixed_size) if on_map else (0, 0, real(0))
+    fixed_rest = real(1) - fixed_part
+    on_low, on_high = low * across, high * across
+    for c in range(count):
+        step, value = argmax[read], given[read]
+        read += layout.channel_stride
+        if step < 0 or step > pool_size:
+            out_of_range[0] = True
+            continue
+        position = start + real(step) * stride
+        if not (on_map and _on_axis(box, position, size)):
+            continue
+        low, high, part = _neighbors(box, position, size)
+        rest = real(1) - part
+        low, high = low * along, high * along
+        tile[on_low + low, c] += fixed_rest * rest * value
+        tile[on_low + high, c] += fixed_rest * part * value
+        tile[on_high + low, c] += fixed_part * rest * value
+        tile[on_high + high, c] += fixed_part * part * value
+
+
+@inline
+def _write_tile(tile, count, grad, first, layout):
+    """Write the first `count` channels of a tile to grad[first:]."""
+    if layout.plane_stride == 1:
+        for pixel in range(tile.shape[0]):
+            to = first + pixel * layout.pixel_stride
+            grad[to : to + count] = tile[pixel, :count]
+    else:
+        for c in range(count):
+            to = first + c * layout.plane_stride
+            grad[to : to + tile.shape[0]] = tile[:, c]

@@ -1,15 +1,15 @@
 """border_align on GPU.
 
-Forward: lanes on channels, so that a pixel of a channels-last map is one wide load; horizontal and vertical
-edges are compiled apart. Where the map outgrows the second-level cache, boxes are first ordered by the
-fixed coordinate of the edge, so that neighbouring boxes read the same rows. An NCHW map is transposed first and
-the results are transposed back: gathering single pixels out of planes costs ten times more.
+Forward: lanes are channels, so that a pixel of a channels-last map is one contiguous load; horizontal and vertical
+edges have a loop each. Where the map exceeds the L2 cache, boxes are first sorted by the fixed coordinate of the
+edge, so that boxes processed together read the same rows. An NCHW map is transposed first and the results are
+transposed back: gathering single pixels out of planes takes ten times longer.
 
-Backward: each output adds its four corner weights with one wide atomic to a scratch that keeps, for every
-pixel, four sums (its own and those of its right, lower and lower right neighbours); a second pass adds the
-four that meet in a pixel. The scratch is cleared and used again for one group of channels after the other.
-Under `torch.use_deterministic_algorithms` one program walks all boxes for an edge and a block of channels in
-order, and an address is only ever written by one thread.
+Backward: each output adds its four corner shares with one vector atomic to a scratch that keeps four sums per pixel
+(for itself and for its right, lower and lower right neighbors); a second pass adds up the four sums that belong to a
+pixel. The scratch is cleared and reused for one group of channels after the other. Under
+`torch.use_deterministic_algorithms` one program walks all boxes in order for an edge and a block of channels, so that
+an address is only ever written by one thread.
 """
 
 from typing import NamedTuple
@@ -28,14 +28,14 @@ from triops.ops.border_align.reference import (
     format_of,
 )
 
-TRANSPOSE_TILE = _gpu.block(64, interpreted=256)  # its side
-SECOND_LEVEL_CACHE = 64 * 2**20  # a map beyond this is read in order of the boxes' fixed coordinate
-MANY_BOXES = 1024  # fewer boxes than this are not worth ordering
-BINS = 256  # of that order
-BYTE_STEPS = 256  # numbers of steps that travel as bytes while results lie channels-last
-NEEDS_INT64 = 2**31  # elements of an image or of the scratch from which offsets take 64 bits
-UNIT = 16  # of channels: groups of them are whole multiples where the channels are
-SCRATCH = 250 * 2**20  # bytes the backward's scratch may take, unless one channel of one image needs more
+TRANSPOSE_TILE = _gpu.block(64, interpreted=256)  # rows and columns
+L2_CACHE = 64 * 2**20  # bytes of a map from which boxes are sorted by their fixed coordinate
+MANY_BOXES = 1024  # fewer boxes than this are not worth sorting
+BINS = 256  # of that sort
+BYTE_STEPS = 256  # pool sizes below this keep steps as bytes until they are transposed
+NEEDS_INT64 = 2**31  # elements of an image or of the scratch from which offsets are int64
+UNIT = 16  # channels: groups are multiples of it where the number of channels is
+SCRATCH = 250 * 2**20  # bytes of the backward's scratch, unless one channel of one image needs more
 
 
 def border_align_forward(input, boxes, pool_size):
@@ -99,7 +99,7 @@ def _align(input, boxes, pool_size, output, argmax):
         )  # fmt: skip
 
     _gpu.compile_once(("border_align", input.dtype, argmax.dtype, channels), lambda: (launch(False), launch(True)))
-    launch(input.numel() * size > SECOND_LEVEL_CACHE and total >= MANY_BOXES)
+    launch(input.numel() * size > L2_CACHE and total >= MANY_BOXES)
 
 
 def _forward_blocks(element_size, in_order):
@@ -127,14 +127,14 @@ def _order_by_fixed_coordinate(boxes, height, width):
     return order
 
 
-def _transpose(source, target, batch, channels, places, second_source=None, second_target=None, *, to_channels_last):
-    """[batch, channels, places] -> [batch, places, channels] or back, and a second pair in the same launch."""
-    channel_blocks, place_blocks = _gpu.cdiv(channels, TRANSPOSE_TILE), _gpu.cdiv(places, TRANSPOSE_TILE)
+def _transpose(source, target, batch, channels, positions, second_source=None, second_target=None, *, to_channels_last):
+    """[batch, channels, positions] -> [batch, positions, channels] or back, and a second pair in the same launch."""
+    channel_blocks, position_blocks = _gpu.cdiv(channels, TRANSPOSE_TILE), _gpu.cdiv(positions, TRANSPOSE_TILE)
     two = second_source is not None
     unit = 1 if to_channels_last else 4  # results have four edges per box, whatever the number of boxes
-    _transpose_kernel[(batch * channel_blocks * place_blocks,)](
+    _transpose_kernel[(batch * channel_blocks * position_blocks,)](
         source, target, second_source if two else source, second_target if two else target,
-        channels, places // unit, channel_blocks, place_blocks,
+        channels, positions // unit, channel_blocks, position_blocks,
         TO_CHANNELS_LAST=to_channels_last, UNIT=unit, TWO=two, TILE=TRANSPOSE_TILE, num_warps=4,
     )  # fmt: skip
 
@@ -163,34 +163,57 @@ def _layout(channels_last, in_order):
     return layout._replace(rows=1, channels=32, warps=1) if in_order else layout
 
 
+class Part(NamedTuple):
+    """Images and channels whose gradients pass through the scratch together."""
+
+    first_image: int
+    images: int
+    first_channel: int
+    channels: int
+    unit: int  # of which both numbers of channels are multiples: by it the compiler sees aligned loads
+
+
 def _accumulate(grad_output, boxes, argmax, pool_size, grad, layout):
-    """Fill grad [N, 4C, H, W], through a scratch for some images and some channels at a time."""
-    batch, channels, total = grad_output.shape[:3]
-    height, width = grad.shape[2:]
+    """Fill grad [N, 4C, H, W], part by part: scatter into the scratch, then sum what it holds for each pixel."""
+    batch, channels = grad_output.shape[:2]
+    pixels = grad.shape[2] * grad.shape[3]
     real = compute_dtype(grad.dtype)
-    images, group = _split(batch, channels, 16 * height * width * real.itemsize, max(layout.channels, UNIT))
+    images, group = _split(batch, channels, 16 * pixels * real.itemsize, max(layout.channels, UNIT))
     unit = UNIT if channels % UNIT == group % UNIT == 0 else 1
-    scratch = torch.empty(images * group * 4 * height * width * 4, dtype=real, device=grad.device)
-    constants = {"CHANNELS_LAST": layout.channels_last, "UNIT": unit, "INT64": scratch.numel() >= NEEDS_INT64}
-    row_blocks = 4 if layout.in_order else _gpu.cdiv(4 * total, layout.rows)
-    x_blocks, y_blocks = _gpu.cdiv(width, layout.sum_columns), _gpu.cdiv(height, layout.sum_rows)
+    scratch = torch.empty(images * group * 16 * pixels, dtype=real, device=grad.device)
     for image in range(0, batch, images):
-        image_count = min(images, batch - image)
         for channel in range(0, channels, group):
-            count = min(group, channels - channel)
+            part = Part(image, min(images, batch - image), channel, min(group, channels - channel), unit)
             scratch.zero_()
-            channel_blocks, sum_blocks = _gpu.cdiv(count, layout.channels), _gpu.cdiv(4 * count, layout.sum_channels)
-            _scatter_kernel[(image_count * channel_blocks * row_blocks,)](
-                grad_output, boxes, argmax, scratch,
-                image, channel // unit, count // unit, channels, total, height, width, pool_size, row_blocks,
-                channel_blocks, IN_ORDER=layout.in_order, ROWS=layout.rows, CHANNELS=layout.channels, **constants,
-                num_warps=layout.warps, enable_fp_fusion=False,
-            )  # fmt: skip
-            _sum_kernel[(image_count * sum_blocks * x_blocks * y_blocks,)](
-                scratch, grad, image, channel // unit, count // unit, channels, height, width, x_blocks, y_blocks,
-                sum_blocks, ROWS=layout.sum_rows, COLUMNS=layout.sum_columns, CHANNELS=layout.sum_channels, **constants,
-                num_warps=layout.sum_warps,
-            )  # fmt: skip
+            _scatter(grad_output, boxes, argmax, pool_size, part, scratch, grad.shape, layout)
+            _sum(scratch, part, grad, layout)
+
+
+def _scatter(grad_output, boxes, argmax, pool_size, part, scratch, shape, layout):
+    """Add each output's gradient to the four sums of one pixel of the scratch."""
+    channels, total, unit = grad_output.shape[1], grad_output.shape[2], part.unit
+    row_blocks = 4 if layout.in_order else _gpu.cdiv(4 * total, layout.rows)
+    channel_blocks = _gpu.cdiv(part.channels, layout.channels)
+    _scatter_kernel[(part.images * channel_blocks * row_blocks,)](
+        grad_output, boxes, argmax, scratch,
+        part.first_image, part.first_channel // unit, part.channels // unit, channels, total, *shape[2:], pool_size,
+        row_blocks, channel_blocks,
+        IN_ORDER=layout.in_order, ROWS=layout.rows, CHANNELS=layout.channels, CHANNELS_LAST=layout.channels_last,
+        UNIT=unit, INT64=scratch.numel() >= NEEDS_INT64, num_warps=layout.warps, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _sum(scratch, part, grad, layout):
+    """Write the gradient of each pixel of a part: the sum of what the scratch holds for it."""
+    channels, height, width, unit = grad.shape[1] // 4, grad.shape[2], grad.shape[3], part.unit
+    x_blocks, y_blocks = _gpu.cdiv(width, layout.sum_columns), _gpu.cdiv(height, layout.sum_rows)
+    channel_blocks = _gpu.cdiv(4 * part.channels, layout.sum_channels)
+    _sum_kernel[(part.images * channel_blocks * x_blocks * y_blocks,)](
+        scratch, grad, part.first_image, part.first_channel // unit, part.channels // unit, channels, height, width,
+        x_blocks, y_blocks, channel_blocks,
+        ROWS=layout.sum_rows, COLUMNS=layout.sum_columns, CHANNELS=layout.sum_channels,
+        CHANNELS_LAST=layout.channels_last, UNIT=unit, INT64=scratch.numel() >= NEEDS_INT64, num_warps=layout.sum_warps,
+    )  # fmt: skip
 
 
 def _split(batch, channels, bytes_per_channel, channel_block):
@@ -206,7 +229,7 @@ def _split(batch, channels, bytes_per_channel, channel_block):
 
 @triton.jit
 def _load_box(boxes, box, mask, REAL: tl.constexpr):
-    """x1, y1, x2, y2; a box that is not there or not finite is moved off the map."""
+    """x1, y1, x2, y2; a box that is masked or not finite is moved off the map."""
     field = boxes + box.to(tl.int64) * 4
     x1 = tl.load(field, mask, 0.0).to(REAL)
     y1 = tl.load(field + 1, mask, 0.0).to(REAL)
@@ -231,7 +254,7 @@ def _stride(low, high, pool_size, forwards):
 
 
 @triton.jit
-def _neighbours(position, size):
+def _neighbors(position, size):
     """Whether a position is on one axis of the map, the two pixels around it, and the share of the second."""
     end = tl.full((), 0, position.dtype) + size
     on_map = (position >= -1.0) & (position <= end)
@@ -254,7 +277,7 @@ def _walk(
     best = tl.zeros((BOXES, CHANNELS), REAL)
     step_of_best = tl.zeros((BOXES, CHANNELS), tl.int32)
     for step in tl.range(0, pool_size + 1, loop_unroll_factor=UNROLL):
-        on_map, low, high, part = _neighbours(start + step * stride, size)
+        on_map, low, high, part = _neighbors(start + step * stride, size)
         rest = 1.0 - part
         load = (on_map & fixed_on_map)[:, None]
         if not EVEN:
@@ -305,14 +328,14 @@ def _align_kernel(
             k = tl.load(order + (n * 4 + edge) * total + k, mask, 0)
         x1, y1, x2, y2 = _load_box(boxes, n * total + k, mask, REAL)
         if edge % 2 == 0:
-            on_map, low, high, part = _neighbours(tl.where(forwards, y1, y2), height)
+            on_map, low, high, part = _neighbors(tl.where(forwards, y1, y2), height)
             best, step_of_best = _walk(
                 pixels, tl.where(forwards, x1, x2), _stride(x1, x2, pool_size, forwards), width, column_stride,
                 low.to(OFFSET) * row_stride, high.to(OFFSET) * row_stride, part, on_map, channel_mask, pool_size,
                 True, EVEN, INT64, BOXES, CHANNELS, UNROLL,
             )  # fmt: skip
         else:
-            on_map, low, high, part = _neighbours(tl.where(forwards, x1, x2), width)
+            on_map, low, high, part = _neighbors(tl.where(forwards, x1, x2), width)
             best, step_of_best = _walk(
                 pixels, tl.where(forwards, y1, y2), _stride(y1, y2, pool_size, forwards), height, row_stride,
                 low.to(OFFSET) * column_stride, high.to(OFFSET) * column_stride, part, on_map, channel_mask,
@@ -354,20 +377,20 @@ def _place_kernel(boxes, counts, order, total, height, width, blocks, BLOCK: tl.
     list_number, k, mask, bin = _bin(boxes, total, height, width, blocks, BLOCK, BINS)
     count = tl.load(counts + list_number * 2 * BINS + tl.arange(0, BINS))
     before = tl.cumsum(count, 0) - count
-    taken = tl.atomic_add(counts + list_number * 2 * BINS + BINS + bin, 1, mask, sem="relaxed")
-    tl.store(order + list_number.to(tl.int64) * total + tl.gather(before, bin, 0) + taken, k, mask)
+    rank = tl.atomic_add(counts + list_number * 2 * BINS + BINS + bin, 1, mask, sem="relaxed")
+    tl.store(order + list_number.to(tl.int64) * total + tl.gather(before, bin, 0) + rank, k, mask)
 
 
 @_gpu.kernel(specialize=("channels",))
 def _transpose_kernel(
-    source, target, second_source, second_target, channels, places, channel_blocks, place_blocks,
+    source, target, second_source, second_target, channels, positions, channel_blocks, position_blocks,
     TO_CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, TWO: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """[batch, rows, columns] -> [batch, columns, rows], of which one are channels and the others UNIT * places."""
+    """[batch, rows, columns] -> [batch, columns, rows], of which one are channels and the others UNIT * positions."""
     if TO_CHANNELS_LAST:
-        rows, columns, row_blocks, column_blocks = channels, places * UNIT, channel_blocks, place_blocks
+        rows, columns, row_blocks, column_blocks = channels, positions * UNIT, channel_blocks, position_blocks
     else:
-        rows, columns, row_blocks, column_blocks = places * UNIT, channels, place_blocks, channel_blocks
+        rows, columns, row_blocks, column_blocks = positions * UNIT, channels, position_blocks, channel_blocks
     program = tl.program_id(0)
     r = (program % row_blocks) * TILE + tl.arange(0, TILE)
     c = (program // row_blocks % column_blocks) * TILE + tl.arange(0, TILE)
@@ -424,15 +447,15 @@ def _scatter_kernel(
         stride = tl.where(horizontal, _stride(x1, x2, pool_size, forwards), _stride(y1, y2, pool_size, forwards))
         start, fixed = tl.where(horizontal, x, y), tl.where(horizontal, y, x)
         size, fixed_size = tl.where(horizontal, width, height), tl.where(horizontal, height, width)
-        fixed_on_map, fixed_low, _, fixed_part = _neighbours(fixed, fixed_size)
+        fixed_on_map, fixed_low, _, fixed_part = _neighbors(fixed, fixed_size)
         mask = mask[:, None] & (c < count)
         if CHANNELS_LAST:
             offset = (first_box * 4 + row)[:, None] * channels + (channel + c)
         else:
             offset = (first_box * channels + (channel + c).to(tl.int64) * total) * 4 + row[:, None]
         step = tl.load(argmax + offset, mask, -1)
-        given = tl.load(grad_output + offset, mask, 0.0).to(REAL)
-        on_map, low, _, part = _neighbours(start[:, None] + step.to(REAL) * stride[:, None], size[:, None])
+        gradient = tl.load(grad_output + offset, mask, 0.0).to(REAL)
+        on_map, low, _, part = _neighbors(start[:, None] + step.to(REAL) * stride[:, None], size[:, None])
         add = mask & on_map & fixed_on_map[:, None] & (step >= 0) & (step <= pool_size)
         horizontal, fixed_low = horizontal[:, None], fixed_low[:, None]
         fixed_part = tl.broadcast_to(fixed_part[:, None], part.shape)
@@ -443,7 +466,7 @@ def _scatter_kernel(
         x_share = tl.where(corner % 2 == 1, x_part, 1.0 - x_part)
         y_share = tl.where(corner >= 2, y_part, 1.0 - y_part)
         tl.atomic_add(
-            scratch + pixel[:, :, None] + corner, y_share * x_share * given[:, :, None],
+            scratch + pixel[:, :, None] + corner, y_share * x_share * gradient[:, :, None],
             add[:, :, None] & (corner >= 0), sem="relaxed",
         )  # fmt: skip
 
@@ -454,7 +477,7 @@ def _sum_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     UNIT: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """A pixel's gradient: its own sum and the shares that its left, upper and upper left neighbours hold for it."""
+    """A pixel's gradient: its own sum and the shares that its left, upper and upper left neighbors hold for it."""
     channel, count = channel * UNIT, count * UNIT
     OFFSET: tl.constexpr = tl.int64 if INT64 else tl.int32
     program = tl.program_id(0)

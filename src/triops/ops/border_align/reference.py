@@ -88,8 +88,8 @@ def locate(
     else:
         y = y + step * (-(y2 - y1) / steps)
     on_map = finite & (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
-    x_low, x_high, x_part = _neighbours(torch.where(on_map, x, 0.0), width)
-    y_low, y_high, y_part = _neighbours(torch.where(on_map, y, 0.0), height)
+    x_low, x_high, x_part = _neighbors(torch.where(on_map, x, 0.0), width)
+    y_low, y_high, y_part = _neighbors(torch.where(on_map, y, 0.0), height)
     return on_map, [
         (y_low * width + x_low, (1 - y_part) * (1 - x_part)),
         (y_low * width + x_high, (1 - y_part) * x_part),
@@ -98,7 +98,7 @@ def locate(
     ]
 
 
-def _neighbours(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """The two pixels around a position on one axis, clamped to the map, and the share of the second."""
     position = position.clamp(0, size - 1)
     low = position.long().clamp(max=size - 1)

@@ -300,13 +300,11 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {
-        "torch": _vectorised if operator == "border_align_forward" else _vectorised_backward
-    }
+    if operator == "border_align_backward":
+        return {"torch": _vectorised_backward}
+    found: dict[str, Callable[..., Any]] = {"torch": _vectorised, "grid_sample": grid_sampled}
     _ext = compiled_mmcv()
-    if _ext is None:
-        return found
-    if operator == "border_align_forward":
+    if _ext is not None:
 
         def mmcv(input: Tensor, boxes: Tensor, pool_size: int) -> tuple[Tensor, Tensor]:
             shape = (input.shape[0], input.shape[1] // 4, boxes.shape[1], 4)
@@ -337,6 +335,27 @@ def _corners(
         (y_high * width + x_low, v * (1 - u)),
         (y_high * width + x_high, v * u),
     ]
+
+
+def grid_sampled(input: Tensor, boxes: Tensor, pool_size: int) -> Tensor:
+    """The output alone, by `torch.nn.functional.grid_sample`: steps before boxes is the faster order for NCHW."""
+    channels, (height, width), real = input.shape[1] // 4, input.shape[2:], compute_dtype(input.dtype)
+    steps_first = input.stride(1) != 1
+    step = torch.arange(pool_size + 1, device=input.device)
+    box = boxes.to(real)[:, None] if steps_first else boxes.to(real)[:, :, None]
+    x1, y1, x2, y2 = box.unbind(-1)
+    step = step[:, None] if steps_first else step
+    outputs = []
+    for edge in range(4):
+        x, y = ((x1, y1), (x1, y1), (x2, y2), (x2, y2))[edge]
+        along = ((x2 - x1), (y2 - y1), (x1 - x2), (y1 - y2))[edge] / pool_size * step
+        x, y = (x + along, y.expand_as(along)) if edge % 2 == 0 else (x.expand_as(along), y + along)
+        on_map = (x >= -1) & (x <= width) & (y >= -1) & (y <= height)
+        grid = torch.stack([x * (2 / max(width - 1, 1)) - 1, y * (2 / max(height - 1, 1)) - 1], -1)
+        group = input[:, edge * channels : (edge + 1) * channels].to(real)
+        value = torch.nn.functional.grid_sample(group, grid, padding_mode="border", align_corners=True)
+        outputs.append(torch.where(on_map[:, None], value, 0).amax(2 if steps_first else 3))
+    return torch.stack(outputs, -1).to(input.dtype)
 
 
 def _vectorised(input: Tensor, boxes: Tensor, pool_size: int) -> tuple[Tensor, Tensor]:
