@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_op import python
 
 triton = pytest.importorskip("triton")
 
@@ -288,3 +289,28 @@ def test_compile_once_compiles_once_for_each_key_and_device(
         _gpu.compile_once(key, lambda: seen.append(_gpu.launch._state.compiling))
     assert seen == [True, True, True]
     assert not _gpu.launch._state.compiling
+
+
+def test_the_installed_triton_launches_as_expected() -> None:
+    """Without a GPU: its own compiler and its own launches, with a launcher that notes what it is given."""
+    done = python("""
+        from types import SimpleNamespace
+        import torch
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.driver import driver
+        from triops.ops.sigmoid_focal_loss import gpu
+
+        calls = []
+        driver.set_active(SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
+            get_current_stream=lambda device: 5, launcher_cls=lambda *about: lambda *args: calls.append(args),
+            utils=SimpleNamespace(
+                get_device_properties=lambda device: {"max_shared_mem": 10**6},
+                load_binary=lambda *about: (1, 2, 3, 4, 1024),
+            ),
+        ))
+        for rows in (5, 6):
+            gpu.sigmoid_focal_loss(torch.zeros(rows, 3), torch.zeros(rows, dtype=torch.int64), None, 2.0, 0.25)
+        print([any(isinstance(a, torch.Tensor) for a in args) for args in calls])
+    """)
+    assert done.stdout.strip() == "[True, False]", done.stderr

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 
 from triops import _eager, _environment
 from triops._schema import Signature
@@ -55,7 +56,7 @@ class Operator:
         reference: Callable[..., Any],
         check: Callable[..., None],
         fake: Callable[..., Any],
-        function: type[torch.autograd.Function] | None = None,
+        function: Any = None,
     ) -> None:
         self.name: str = reference.__name__
         self.package: str = reference.__module__.rpartition(".")[0]
@@ -68,8 +69,7 @@ class Operator:
         self.signature = Signature(reference)
         self.parameters = self.signature.parameters
         self._kernels: dict[str, Callable[..., Any]] = {"reference": self.reference}
-        # Function.apply would ask for functorch's transforms once more, whose levels the dispatcher has taken apart.
-        self._apply: Any = None if function is None else super(torch.autograd.Function, function).apply  # type: ignore[misc]
+        self._apply: Any = None if function is None else function.apply
         self._runs: dict[str, Callable[..., Any]] = {}  # behind the check, by the type of the device
         self._passed: dict[Any, Callable[..., Any]] = {}  # of those, what runs the calls that passed, by their key
 
@@ -240,8 +240,8 @@ def no_second_derivative(context: Any, *grads: Any) -> Any:
 
 def _function(
     reference: Callable[..., Any], setup_context: Callable[..., None] | None, backward: Callable[..., Any]
-) -> type[torch.autograd.Function]:
-    """Autograd's side of an operator; its last argument runs the forward.
+) -> Any:
+    """Autograd's side of an operator, a `torch.autograd.Function`; its last argument runs the forward.
 
     A backward runs the reference where its forward did, on whichever thread.
     """
@@ -260,8 +260,10 @@ def _function(
         with _forced(ctx.forced_reference):
             return *backward(ctx, *grads), None
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward_and_none)}
-    return type(reference.__name__, (torch.autograd.Function,), members)
+    key = torch.autograd.Function._compiled_autograd_key
+    members = {"forward": forward, "backward": backward_and_none, "_compiled_autograd_key": key}
+    # Not torch.autograd.Function itself: its apply asks for functorch's levels, which the dispatcher has taken apart.
+    return type(reference.__name__, (_SingleLevelFunction,), {k: staticmethod(f) for k, f in members.items()})
 
 
 @contextmanager
