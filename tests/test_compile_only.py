@@ -18,7 +18,7 @@ def run(script: str) -> list[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script))],
-        capture_output=True, text=True, env=environment, timeout=900,
+        capture_output=True, text=True, env=environment, timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

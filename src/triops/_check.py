@@ -37,7 +37,7 @@ def as_integer(value: Any) -> int | None:
     """
     if type(value) is int or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
-    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         return None
     try:
         return operator.index(value)
@@ -145,7 +145,7 @@ class Checker:
             return list(value)
         readable = not isinstance(value, Tensor) or (value.dtype in INDICES and value.device.type != "meta")
         values = value.tolist() if hasattr(value, "tolist") and readable else value
-        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
             self.fail(f"{name} must be a sequence of integers, got {_kind(value)}", TypeError)
         found = [as_integer(v) for v in values]
         for v, integer in zip(values, found, strict=True):

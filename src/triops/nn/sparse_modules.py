@@ -246,8 +246,8 @@ class _Table(SparseModule):
     """The base of modules that merge sparse tensors with the same sites."""
 
     def _check_inputs(self, inputs: Sequence[SparseConvTensor], channels: bool) -> None:
-        if not isinstance(inputs, list | tuple) or not inputs:
-            got = "an empty one" if isinstance(inputs, list | tuple) else type(inputs).__name__
+        if not isinstance(inputs, (list, tuple)) or not inputs:
+            got = "an empty one" if isinstance(inputs, (list, tuple)) else type(inputs).__name__
             raise TypeError(f"{self.label}: input must be a list of SparseConvTensors, got {got}")
         for x in inputs:
             self.require_sparse(x)

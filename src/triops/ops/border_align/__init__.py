@@ -89,7 +89,7 @@ def border_align_backward(
              [0., 0., 0., 1.]]])
     """
     if not isinstance(input_shape, Sequence) or not all(
-        isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in input_shape
+        isinstance(size, (int, torch.SymInt)) and not isinstance(size, bool) for size in input_shape
     ):
         raise TypeError(f"border_align_backward: input_shape must be four integers, got {input_shape!r}")
     if isinstance(grad_output, Tensor) and grad_output.dim() == 4:  # else the operator's own check says so

@@ -41,7 +41,7 @@ def as_list(operator: str, name: str, value: Any, dimensions: int) -> list[int]:
     number = _check.as_integer(value)
     if number is not None:
         return [number] * dimensions
-    if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
+    if isinstance(value, (Tensor, str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(
             f"{operator}: {name} must be an integer or a sequence of {dimensions} integers, got {type(value).__name__}"
         )

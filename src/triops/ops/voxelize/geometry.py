@@ -45,7 +45,7 @@ def as_numbers(operator: str, name: str, value: Any) -> list[float]:
         value = value.tolist()
     if type(value) in (list, tuple) and {*map(type, value)} == {float}:
         return list(value)
-    if isinstance(value, Tensor | str | bytes) or not isinstance(value, Sequence):
+    if isinstance(value, (Tensor, str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(f"{operator}: {name} must be a sequence of numbers, got {type(value).__name__}")
     found = [_check.as_float(element) for element in value]
     for element, number in zip(value, found, strict=True):
