@@ -138,10 +138,12 @@ def _give_back(begin, end, grad, value, shapes, starts, locations, weights, grad
                     top, fy = _position(locations[b, q, h, level, p, 1], height, above)
                     weight = real(widen(weights[b, q, h, level, p]))
                     along_x, along_y, along_weight = real(0), real(0), real(0)
+                    found = False
                     if left != -2 and top != -2:
                         for down in range(2):
                             for right in range(2):
                                 if 0 <= top + down < height and 0 <= left + right < width:
+                                    found = True
                                     wy = fy if down else real(1) - fy
                                     wx = fx if right else real(1) - fx
                                     at = start + (top + down) * width + left + right
@@ -152,5 +154,7 @@ def _give_back(begin, end, grad, value, shapes, starts, locations, weights, grad
                                     along_x += (wy if right else -wy) * product
                                     along_y += (wx if down else -wx) * product
                     grad_weights[b, q, h, level, p] = narrow(along_weight, grad_weights)
+                    if not found:  # off the map nothing counts, not even a NaN
+                        weight = real(0)
                     grad_locations[b, q, h, level, p, 0] = narrow(along_x * weight * real(width), grad_locations)
                     grad_locations[b, q, h, level, p, 1] = narrow(along_y * weight * real(height), grad_locations)

@@ -132,8 +132,10 @@ def _attend_kernel(
             at = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
             for down in tl.static_range(2):
                 for right in tl.static_range(2):
-                    mask = _across(_corner(inside, top + down, left + right, height, width), channel, channels, WHOLE)
-                    share = (fy if down else 1 - fy) * (fx if right else 1 - fx) * weight
+                    exists = _corner(inside, top + down, left + right, height, width)
+                    mask = _across(exists, channel, channels, WHOLE)
+                    # Off the map nothing counts, not even an infinite weight times 0.
+                    share = tl.where(exists, (fy if down else 1 - fy) * (fx if right else 1 - fx) * weight, 0.0)
                     step = (down * width + right).to(tl.int64) * stride
                     found = tl.load(at + step, mask=mask, other=0.0).to(REAL)
                     total = tl.fma(tl.broadcast_to(share[:, None], (QUERIES, CHANNELS)), found, total)
@@ -167,23 +169,27 @@ def _give_back_kernel(
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
             first = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
+            found_any = inside & (height < 0)
             along_weight = tl.zeros([QUERIES], REAL)
             along_x = tl.zeros([QUERIES], REAL)
             along_y = tl.zeros([QUERIES], REAL)
             for down in tl.static_range(2):
                 for right in tl.static_range(2):
-                    mask = _across(_corner(inside, top + down, left + right, height, width), channel, channels, WHOLE)
+                    exists = _corner(inside, top + down, left + right, height, width)
+                    mask = _across(exists, channel, channels, WHOLE)
+                    found_any = found_any | exists
                     wy = fy if down else 1 - fy
                     wx = fx if right else 1 - fx
                     corner = first + (down * width + right).to(tl.int64) * stride
                     found = tl.load(value + corner, mask=mask, other=0.0).to(REAL)
-                    product = tl.sum(found * above, 1)
+                    product = tl.where(exists, tl.sum(found * above, 1), 0.0)
                     along_weight += wy * wx * product
                     along_x += (wy if right else -wy) * product
                     along_y += (wx if down else -wx) * product
                     share = (wy * wx * weight)[:, None] * above
                     tl.atomic_add(grad_value + corner, share, mask=mask, sem="relaxed")
             tl.store(grad_weights + place, along_weight.to(grad_weights.dtype.element_ty), mask=valid)
+            weight = tl.where(found_any, weight, 0.0)  # off the map nothing counts, not even a NaN
             element = grad_locations.dtype.element_ty
             tl.store(grad_locations + 2 * place, (along_x * weight * width.to(REAL)).to(element), mask=valid)
             tl.store(grad_locations + 2 * place + 1, (along_y * weight * height.to(REAL)).to(element), mask=valid)

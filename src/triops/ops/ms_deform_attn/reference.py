@@ -1,7 +1,8 @@
 """The specification of ms_deform_attn and ms_deform_attn_backward.
 
 A level of the pyramid is `height * width` rows of `value`, from its start on. A location (x, y) of 0..1 lies at
-(x * width - 0.5, y * height - 0.5) among the centres of its pixels, and is read bilinearly; pixels off the map are 0.
+(x * width - 0.5, y * height - 0.5) among the centres of its pixels, and is read bilinearly. Pixels off the map count
+for nothing, whatever their weight.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def ms_deform_attn(
             for rows, valid, wy, wx, _, _ in _corners(
                 spatial_shapes, level_start_index, sampling_locations, level, point, value.shape[1]
             ):
-                out += (wy * wx * weight)[..., None] * _read(value, rows, valid)
+                out += torch.where(valid, wy * wx * weight, 0)[..., None] * _read(value, rows, valid)
     return out.flatten(2).to(value.dtype)
 
 
@@ -53,15 +54,20 @@ def ms_deform_attn_backward(
         height, width = spatial_shapes[level].to(real)
         for point in range(points):
             weight = attention_weights[..., level, point].to(real)
+            slope_x, slope_y = torch.zeros_like(weight), torch.zeros_like(weight)
+            on_map = torch.zeros_like(weight, dtype=torch.bool)
             for rows, valid, wy, wx, sign_y, sign_x in _corners(
                 spatial_shapes, level_start_index, sampling_locations, level, point, value.shape[1]
             ):
                 product = (above * _read(value, rows, valid)).sum(-1)
-                grad_weights[..., level, point] += wy * wx * product
-                grad_locations[..., level, point, 0] += sign_x * wy * weight * width * product
-                grad_locations[..., level, point, 1] += sign_y * wx * weight * height * product
+                grad_weights[..., level, point] += torch.where(valid, wy * wx * product, 0)
+                slope_x += torch.where(valid, sign_x * wy * product, 0)
+                slope_y += torch.where(valid, sign_y * wx * product, 0)
+                on_map = on_map | valid
                 share = (wy * wx * weight)[..., None] * above
                 grad_value.index_put_((image[valid], rows[valid], head[valid]), share[valid], accumulate=True)
+            grad_locations[..., level, point, 0] = torch.where(on_map, slope_x * weight * width, 0)
+            grad_locations[..., level, point, 1] = torch.where(on_map, slope_y * weight * height, 0)
     return (
         grad_value.to(value.dtype),
         grad_locations.to(sampling_locations.dtype),

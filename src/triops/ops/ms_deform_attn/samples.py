@@ -71,6 +71,13 @@ def _on_the_border(dtype: torch.dtype) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _not_finite(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Infinite and NaN weights and pixels, of locations on the map, half off it and beyond."""
+    value, shapes, starts, locations, weights = _on_the_border(dtype)
+    value[0, 5], weights[0, ::3], weights[0, 1::7] = math.inf, math.nan, -math.inf
+    return value, shapes, starts, locations, weights
+
+
 _DETR = [(100, 152), (50, 76), (25, 38), (13, 19)]
 _SMALL = [(25, 38), (13, 19), (7, 10), (4, 5)]
 _CASES: list[tuple[str, _Make, Any, bool]] = [
@@ -86,6 +93,7 @@ _CASES: list[tuple[str, _Make, Any, bool]] = [
      attention(1, [(9, 7), (4, 4), (1, 2)], 3, 20, 3, 33, 1, torch.int32), "general", False),
     ("float32 locations", attention(1, [(6, 5), (3, 2)], 2, 16, 4, 17, 3, coordinates=torch.float32), "general", False),
     ("borders and beyond", _on_the_border, "boundary", False),
+    ("not finite", _not_finite, "boundary", False),
     ("no queries", attention(1, [(3, 4)], 2, 4, 2, 0), "boundary", False),
     ("no levels", attention(1, [], 2, 4, 2, 3), "boundary", False),
     ("no points", attention(1, [(3, 4)], 2, 4, 0, 3), "boundary", False),
