@@ -75,6 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     warmup = command("warmup", "Compile every kernel now, on all cores, so that no later program waits for it.")
     warmup.add_argument("--device", help="cpu or cuda; every one there is by default")
+    warmup.add_argument(
+        "--network", metavar="FILE.py:CALLABLE", help="only the GPU kernels that this call needs; or module:callable"
+    )
 
     command("activate", "From now on programs find mmcv._ext, spconv and others in triops, where not installed.")
     command("deactivate", "Undo `triops activate`.")

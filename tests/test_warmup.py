@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from triops import _warmup
 
 COUNT = """
@@ -43,3 +45,57 @@ def test_a_warm_operator_is_not_compiled_again(tmp_path: Path) -> None:
 
 def test_every_device_here_is_warmed() -> None:
     assert _warmup.devices()[0] == "cpu"
+
+
+NETWORK = """
+import os, sys
+os.environ.pop("TRITON_INTERPRET", None)
+sys.path.insert(0, sys.argv[1])
+import torch
+from compile_only import TARGETS, NoDevice
+from triton import knobs
+from triton.runtime.driver import driver
+from triops import _warmup
+from triops._op import OPERATORS
+
+compiled = []
+knobs.compilation.listener = lambda cache_hit=None, **others: compiled.append(not cache_hit)
+driver.set_active(NoDevice(TARGETS[1]))
+count = _warmup.warm_network(_warmup.load_example(sys.argv[2]), 2)
+assert torch.empty(3).shape == (3,) and torch.empty is not torch.zeros
+print(count, len(compiled), sum(compiled))
+"""
+EXAMPLE = """
+import torch
+from triops._op import OPERATORS
+
+def example():
+    # what a dispatcher would choose for tensors of a GPU; a count that only a GPU knows is waited for
+    kept = OPERATORS["nms"].kernel("gpu")(torch.rand(5, 4), torch.rand(5), 0.5, 0)
+    assert len(kept) == 2
+    rows = OPERATORS["site_rows"].kernel("gpu")(torch.zeros(4, 3, dtype=torch.int32), 1, [8, 8])
+    OPERATORS["sparse_to_dense"].kernel("gpu")(torch.rand(4, 16), rows, True)
+"""
+
+
+def test_the_kernels_of_a_call_are_compiled_on_threads_without_a_launch(tmp_path: Path) -> None:
+    script, example = tmp_path / "warm.py", tmp_path / "example.py"
+    script.write_text(NETWORK)
+    example.write_text(EXAMPLE)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(script), str(Path(__file__).parent), f"{example}:example"]
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        runs.append([int(n) for n in done.stdout.split()])
+    assert runs[0] == [7, 7, 7]  # nms: one launch, gather, two of drops, keep; claim; copy
+    assert runs[1] == [7, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("nothing", "must be module:callable"), ("no_such.py:f", "no file no_such.py"), ("math:nope", "no callable")],
+)  # fmt: skip
+def test_an_example_that_is_not_there_is_refused(name: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        _warmup.load_example(name)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,3 +46,72 @@ def warm_all(chosen: list[str], workers: int | None = None) -> Iterator[tuple[st
         tasks = {pool.submit(warm, name, device): (name, device) for device in chosen for name in OPERATORS}
         for task in as_completed(tasks):
             yield *tasks[task], task.result()
+
+
+def warm_network(example: Callable[[], Any], workers: int | None = None) -> int:
+    """Compile the GPU kernels that a call needs, side by side. -> how many that are
+
+    The call runs with no kernel of triops launched: launches are noted and compiled on threads of their own, outputs
+    hold zeros, and where the host waits for a number it gets a small one. No kernel depends on counts, so those that
+    the call needs with real numbers are the same ones. For a process of its own: while it lasts, `torch.empty` and
+    Triton's launches are not what other threads expect.
+    """
+    import triops  # noqa: F401
+    from triops import _gpu
+    from triops._gpu.pinned import PinnedCounter
+
+    if _gpu.INTERPRETED:
+        raise RuntimeError("triops warmup: Triton's interpreter compiles nothing; unset TRITON_INTERPRET")
+    empty, wait, compiling = torch.empty, PinnedCounter.wait, _gpu.launch._State.compiling
+    torch.empty = torch.zeros  # type: ignore[assignment]  # what no kernel writes may still be read as an index
+    PinnedCounter.wait = lambda self: NUMBER  # type: ignore[method-assign]
+    _gpu.launch._State.compiling = True  # in every thread, since autograd has its own
+    try:
+        with _compiling_on_threads(workers or os.cpu_count() or 1) as kernels:
+            example()
+    finally:
+        torch.empty, PinnedCounter.wait, _gpu.launch._State.compiling = empty, wait, compiling  # type: ignore[method-assign]
+    return len(kernels)
+
+
+NUMBER = 2  # of sites and the like: batch norm wants more than one
+
+
+@contextmanager
+def _compiling_on_threads(workers: int) -> Iterator[Collection[Any]]:
+    """Inside this block Triton compiles on a pool of threads, wherever a launch asks for it. Yields what it compiles.
+
+    Most of a compilation is outside of Python, without the lock that threads share. A Triton without this mode
+    compiles in turn, and what it compiles is not known.
+    """
+    try:
+        from triton.runtime import _async_compile
+    except ImportError:
+        yield ()
+        return
+    with ThreadPoolExecutor(workers) as pool, _async_compile.AsyncCompileMode(pool) as mode:
+        known = _async_compile.active_mode
+        _async_compile.active_mode = ContextVar("compiling", default=mode)  # seen by all threads, not by this one alone
+        try:
+            yield mode.future_kernels
+        finally:
+            _async_compile.active_mode = known
+
+
+def load_example(name: str) -> Callable[[], Any]:
+    """The callable that `module:callable` or `file.py:callable` names."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise ValueError(f"--network must be module:callable or file.py:callable, got {name!r}")
+    if where.endswith(".py"):
+        spec = spec_from_file_location(Path(where).stem, where)
+        if spec is None or spec.loader is None or not Path(where).is_file():
+            raise ValueError(f"--network: there is no file {where}")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = import_module(where)
+    example = getattr(module, attribute, None)
+    if not callable(example):
+        raise ValueError(f"--network: {where} has no callable {attribute}")
+    return example  # type: ignore[no-any-return]

@@ -166,6 +166,13 @@ def _show_path(what: str, path: Path) -> None:
 
 
 def warmup(options: Namespace) -> int:
+    if options.network:
+        try:
+            example = _warmup.load_example(options.network)
+        except (ValueError, ImportError) as error:
+            raise UsageError(str(error)) from None
+        print(f"compiled {_warmup.warm_network(example)} GPU kernels, in Triton's cache")
+        return 0
     chosen = [choose_device(options.device)] if options.device else _warmup.devices()
     with Progress("compiling", len(chosen) * len(OPERATORS)) as progress:
         for operator, device, _ in _warmup.warm_all(chosen):
