@@ -1,7 +1,8 @@
 """Compile every kernel that the launchers launch, for GPUs that are not here.
 
 A stand-in driver names a target and launches nothing, so the ordinary launchers run on CPU tensors:
-no kernel signature is written twice. Usage: python tests/compile_only.py [OPERATOR ...]
+no kernel signature is written twice. Usage: python tests/compile_only.py [--one] [OPERATOR ...]
+With --one for the first target alone.
 It needs a process without Triton's interpreter; `test_compile_only.py` starts one.
 """
 
@@ -78,7 +79,7 @@ def compiling_for(target: GPUTarget) -> Iterator[set[str]]:
         driver._active = None
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], targets: list[GPUTarget]) -> int:
     samples: dict[str, Any] = {}
     edges: dict[str, list[Any]] = {}  # arguments of 1 become constants inside a kernel, which takes other paths
     for sample in _sample.all_samples():
@@ -88,7 +89,7 @@ def main(names: list[str]) -> int:
             if sample.name.startswith(("one ", "1 ")):
                 edges.setdefault(sample.operator, []).append(sample)
     failures = 0
-    for target in TARGETS:
+    for target in targets:
         start, kernels = time.perf_counter(), set()
         for name, sample in samples.items():
             operator = OPERATORS[name]
@@ -119,4 +120,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    one = "--one" in sys.argv[1:]
+    sys.exit(main([name for name in sys.argv[1:] if name != "--one"], TARGETS[:1] if one else TARGETS))

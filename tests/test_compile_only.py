@@ -13,22 +13,23 @@ from triops._op import OPERATORS
 pytest.importorskip("triton", reason="no Triton on this platform")
 
 
-def run(script: str) -> list[str]:
+def run(script: str, *options: str) -> list[str]:
     """In a process of its own, without Triton's interpreter. -> what it prints"""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script))],
-        capture_output=True, text=True, env=environment, timeout=3600,
+        [sys.executable, str(Path(__file__).with_name(script)), *options],
+        capture_output=True, text=True, env=environment, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.versions
-def test_every_kernel_compiles_for_every_target() -> None:
-    *targets, summary = run("compile_only.py")
+def test_every_kernel_compiles_for_every_target(request: pytest.FixtureRequest) -> None:
+    one = request.config.getoption("markexpr") == "versions"  # one target tells whether a Triton knows the language
+    *targets, summary = run("compile_only.py", *(["--one"] if one else []))
     assert summary == f"{len(OPERATORS)} operators, 0 failures"
-    assert len(targets) == 4
+    assert len(targets) == (1 if one else 4)
     assert len({line.partition(": ")[2].partition(" kernels")[0] for line in targets}) == 1, "the same kernels on each"
 
 
