@@ -276,8 +276,8 @@ BAD_CALLS = _bad_calls()
 
 
 # The design document asks for half of one ceiling.
-_GATHERS = "four pixels a sample are gathered wherever a box lies, again for every box that covers them"
-_ATOMICS = "each output is added to four pixels wherever its box lies, and many boxes meet there"
+_GATHERS = "four pixels per sample are gathered wherever a box lies, again for every box that covers them"
+_ATOMICS = "each output is added to four pixels wherever its box lies, and many boxes share them"
 STANDARD = {
     "border_align_forward": Standard(network=0.5, general=0.5, why_slower=_GATHERS),
     "border_align_backward": Standard(network=0.5, general=0.5, error_scale="row", why_slower=_ATOMICS),
@@ -319,7 +319,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 def _corners(
     boxes: Tensor, edge: int, step: Tensor, pool_size: int, height: int, width: int
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """What one writes in torch without thinking twice: step broadcasts against [N, K, 1]."""
+    """Corner pixels and weights as one would write them in plain torch; step broadcasts against [N, K, 1]."""
     x1, y1, x2, y2 = boxes.to(compute_dtype(boxes.dtype))[..., None, :].unbind(-1)
     x, y = ((x1, y1), (x1, y1), (x2, y2), (x2, y2))[edge]
     along = ((x2 - x1), (y2 - y1), (x1 - x2), (y1 - y2))[edge] / pool_size
