@@ -417,9 +417,11 @@ def test_output_sites_are_counted_first_where_the_worst_case_would_take_too_much
     sites = torch.tensor([[0, 4, 4, 4], [0, 4, 4, 5]], dtype=torch.int32, device=GPU)
     ones, zeros = (1, 1, 1), (0, 0, 0)
     convolution = strided_gpu.plan(1, (9, 9, 9), (3, 3, 3), ones, ones, ones, zeros, False)
-    assert len(strided_gpu.sparse_table(sites, convolution)[0]) == 54
+    total = torch.empty(1, dtype=torch.int32, device=GPU)
+    assert len(strided_gpu.output_sites(sites, convolution).list_most_sites(total)) == 54
     monkeypatch.setattr(strided_gpu, "MAX_UNCOUNTED", 54 * 16 - 1)
-    assert len(strided_gpu.sparse_table(sites, convolution)[0]) == 36
+    assert len(strided_gpu.output_sites(sites, convolution).list_most_sites(total)) == 36
+    assert total.tolist() == [36]
     expected = rulebook("reference", sites.cpu(), 1, [9, 9, 9], 3, padding=1)
     assert_same(rulebook("gpu", sites, 1, [9, 9, 9], 3, padding=1), expected)
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from support import assert_same, run
 
+from triops import Rulebook
 from triops.ops.rulebook import plans_gpu
 from triops.ops.rulebook.plans import MASK_BITS, Tiles, offset_order
+from triops.ops.rulebook.reference import ranked_bitmap
 
 
 def random_table(offsets: int, columns: int, rows: int, seed: int = 0) -> torch.Tensor:
@@ -52,3 +54,65 @@ def test_rows_of_a_tile_ascend_where_their_offsets_are_the_same() -> None:
     tiles = Tiles.of(run("gpu", "row_tiles", (table, 300, 64)), 27, 300, 64)
     assert tiles.rows.cpu().view(-1)[:300].tolist() == list(range(300))
     assert tiles.counts.tolist() == [1] * 5
+
+
+def sites_of(count: int, batch_size: int, shape: list[int], seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    columns = [torch.randint(-1, size + 1, (count,), generator=g, dtype=torch.int32) for size in [batch_size, *shape]]
+    return torch.stack(columns, 1)
+
+
+SHAPE = [5, 11, 37]
+
+
+@pytest.mark.parametrize("capacity", [None, 100, 4000])
+@pytest.mark.parametrize("kernel", [[3, 3, 3], [1, 3, 5], [1, 1, 11]])
+def test_the_index_of_a_convolutions_outputs_answers_the_look_ups_of_the_next(
+    capacity: int | None, kernel: list[int]
+) -> None:
+    window = [3, 3, 3], [2, 1, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0]
+    args = sites_of(300, 2, SHAPE), 2, SHAPE, *window, False
+    if capacity is None:
+        out, _, _, index = run("gpu", "sparse_neighbors", (*args, None, True))
+    else:
+        out, _, _, _, index = run("gpu", "capped_neighbors", (*args, capacity, None, True))
+    call = out, 2, [3, 11, 19], kernel, [1, 2, 1]
+    assert_same(
+        run("gpu", "submanifold_neighbors", (*call, index)), run("reference", "submanifold_neighbors", (*call, None))
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_index_of_other_sites_gives_rows_that_exist(seed: int) -> None:
+    sites = sites_of(90, 2, SHAPE)
+    words = -(-2 * 5 * 11 * 37 // 32)
+    index = torch.randint(-(2**63), 2**63 - 1, (words,), generator=torch.Generator().manual_seed(seed))
+    table = run("gpu", "submanifold_neighbors", (sites, 2, SHAPE, [3, 3, 3], [1, 1, 1], index))
+    assert table.shape == (27, 90)
+    assert table.min() >= -1
+    assert table.max() < 90
+
+
+@pytest.mark.parametrize("shape", [SHAPE, [5, 2000, 2000], [2**20, 2**20, 2**20]], ids=["small", "hashed", "sorted"])
+def test_owners_that_the_caller_knows_give_the_same_tables(shape: list[int]) -> None:
+    sites = sites_of(300, 2, SHAPE)  # some twice, some outside
+    sites[sites[:, 0] == 1] = sites[0].clone()
+    lists = [3, 3, 3], [2, 1, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0]
+    owners = run("gpu", "submanifold_neighbors", (sites, 2, shape, [1, 1, 1], [1, 1, 1], None))[0]
+    expected = run("reference", "sparse_neighbors", (sites, 2, shape, *lists, False, None, False))
+    for known in (owners, None):
+        assert_same(run("gpu", "sparse_neighbors", (sites, 2, shape, *lists, False, known, False)), expected)
+
+
+def test_every_operator_of_a_convolution_passes_index_and_owners_on() -> None:
+    sites = torch.tensor([[0, 2], [0, 3], [0, 9]], dtype=torch.int32)
+    first = Rulebook.submanifold(sites, 1, 16, 3)
+    assert first.owners is not None
+    assert first.owners.tolist() == [0, 1, 2]
+    down = Rulebook.sparse(sites, 1, 16, 3, stride=2, padding=1, owners=first.owners)
+    assert down.owners is None
+    assert down.out_index is None  # no CPU kernel would read it
+    index = ranked_bitmap(down.out_indices, 1, down.out_shape)
+    assert index.tolist() == [sum(1 << x for x in down.out_indices[:, 1].tolist())]
+    below = Rulebook.submanifold(down.out_indices, 1, down.out_shape, 3, index=index)
+    assert torch.equal(below.gather, Rulebook.submanifold(down.out_indices, 1, down.out_shape, 3).gather)

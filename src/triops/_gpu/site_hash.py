@@ -18,39 +18,37 @@ INTERPRETED = tl.constexpr(_gpu.INTERPRETED)
 
 
 class SiteHash:
-    """The hash of one call: its two buffers, and the constants that the kernels share.
+    """The hash of one call: its two buffers, and what the kernels share of its layout.
 
-    `zeros` int64 holds the table and, behind it as int32: masks (only if WIDE), the number of repeated sites, one
-    free number, and `spare` more; `parts` below finds them. `scratch` int32 holds rows, then each site's slot.
+    `zeros` int64 holds the table and, behind it as int32: masks (only if keys need int64), the number of repeated
+    sites, one free number, and `spare` more; `parts` below finds them. `scratch` int32 holds rows, then each site's
+    slot. `layout` is what the kernels are compiled for: dimensions, halo, places per word, whether keys need int64.
     """
 
     def __init__(self, indices, batch_size, shape, halo, word, spare=0):
         self.indices, self.count, self.batch_size, self.shape = indices, indices.shape[0], batch_size, shape
         payload = word - 2 * halo
         self.words = -(-shape[3] // payload)
-        wide = batch_size * shape[0] * shape[1] * shape[2] * self.words >= 2**31 - 1
+        long = batch_size * shape[0] * shape[1] * shape[2] * self.words >= 2**31 - 1
         # A site claims its word and at most one beside it; one slot more, and every search ends. `_capacity` needs 4.
         bits = self.bits = max(self.count.bit_length() + 1, 4)
-        self.start = (2 + wide) << bits  # of what follows table and masks, in int32
+        self.start = (2 + long) << bits  # of what follows table and masks, in int32
         self.zeros = torch.zeros((self.start >> 1) + 1 + ((spare + 1) >> 1), dtype=torch.int64, device=indices.device)
         self.zeros32 = self.zeros.view(torch.int32)
         self.scratch = torch.empty((word << bits) + self.count, dtype=torch.int32, device=indices.device)
-        self.constants = {
-            "D": indices.shape[1] - 1, "HALO": halo, "PAYLOAD": payload, "WORD": word, "WIDE": wide,
-        }  # fmt: skip
+        self.layout = indices.shape[1] - 1, halo, word, long
 
     def insert(self, copy=None):
         """Fill it; `copy` takes the sites as they are."""
         _insert_kernel[(cdiv(self.count, INSERT_BLOCK),)](
             self.indices, self.indices if copy is None else copy, self.zeros, self.zeros32, self.scratch,
             self.bits, self.count, self.batch_size, *self.shape, self.words,
-            COPY=copy is not None, ROLES=2 if self.constants["HALO"] else 1,
-            COLUMNS=next_power_of_2(1 + self.constants["D"]), BLOCK=INSERT_BLOCK, num_warps=INSERT_WARPS,
-            **self.constants,
+            COPY=copy is not None, ROLES=2 if self.layout[1] else 1, COLUMNS=next_power_of_2(self.indices.shape[1]),
+            BLOCK=INSERT_BLOCK, LAYOUT=self.layout, num_warps=INSERT_WARPS,
         )  # fmt: skip
         _settle_kernel[(cdiv(self.count, 1024),)](
             self.indices, self.zeros, self.zeros32, self.scratch, self.bits, self.count, self.batch_size, *self.shape,
-            self.words, BLOCK=1024, num_warps=4, **self.constants,
+            self.words, BLOCK=1024, LAYOUT=self.layout, num_warps=4,
         )  # fmt: skip
 
 
@@ -61,14 +59,14 @@ def _capacity(bits):
 
 
 @triton.jit
-def parts(zeros32, scratch, bits, WORD: tl.constexpr, WIDE: tl.constexpr):
+def parts(zeros32, scratch, bits, LAYOUT: tl.constexpr):
     """-> masks, repeats, rows, home: where they begin in the buffers of a SiteHash."""
     capacity = _capacity(bits).to(tl.int64)
     masks = zeros32 + 2 * capacity
     repeats = masks
-    if WIDE:
+    if LAYOUT[3]:
         repeats = masks + capacity
-    return masks, repeats, scratch, scratch + WORD * capacity
+    return masks, repeats, scratch, scratch + LAYOUT[2] * capacity
 
 
 @triton.jit
@@ -91,18 +89,18 @@ def load_site(indices, i, valid, batch, T, Z, Y, X, D: tl.constexpr):
 
 
 @triton.jit
-def word_key(b, t, z, y, T, Z, Y, words, word, WIDE: tl.constexpr):
+def word_key(b, t, z, y, T, Z, Y, words, word, LONG: tl.constexpr):
     """Which word of the grid; 0 is no word."""
-    if WIDE:
+    if LONG:
         b = b.to(tl.int64)
     return (((b * T + t) * Z + z) * Y + y) * words + word + 1
 
 
 @triton.jit
-def _probe(key, bits, WIDE: tl.constexpr):
+def probe(key, bits, LONG: tl.constexpr):
     """First slot, and an odd step: a block waits for its longest chain, and linear probing doubles that."""
     h = key.to(tl.uint32)
-    if WIDE:
+    if LONG:
         h = h * 0x9E3779B1 + (key >> 32).to(tl.uint32)
     # Murmur's finaliser: a plain multiplication clusters badly on the lattice that keys form.
     h = (h ^ (h >> 16)) * 0x85EBCA6B
@@ -154,10 +152,13 @@ def _beside(key, place, word, words, HALO: tl.constexpr, PAYLOAD: tl.constexpr):
 @_gpu.kernel
 def _insert_kernel(
     indices, copy, zeros, zeros32, scratch, bits, count, batch, T, Z, Y, X, words,
-    COPY: tl.constexpr, ROLES: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-    D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr,
+    COPY: tl.constexpr, ROLES: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
+    D: tl.constexpr = LAYOUT[0]
+    HALO: tl.constexpr = LAYOUT[1]
+    PAYLOAD: tl.constexpr = LAYOUT[2] - 2 * LAYOUT[1]
+    LONG: tl.constexpr = LAYOUT[3]
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, LAYOUT)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
@@ -168,7 +169,7 @@ def _insert_kernel(
         tl.store(copy + at, tl.load(indices + at, mask=mine), mask=mine)
     word = x // PAYLOAD
     place = x - word * PAYLOAD
-    own_key = word_key(b, t, z, y, T, Z, Y, words, word, WIDE)
+    own_key = word_key(b, t, z, y, T, Z, Y, words, word, LONG)
     # Role 0 claims the word of the site, role 1 the one beside that repeats it, both at once.
     role = tl.arange(0, ROLES)[:, None]
     there, beside_key, beside_bit = _beside(own_key, place, word, words, HALO, PAYLOAD)
@@ -178,21 +179,21 @@ def _insert_kernel(
     key64 = key.to(tl.int64)
     one = tl.full(key.shape, 1, tl.int64) << (bit & 31).to(tl.int64)
     entry = key64
-    if not WIDE:
+    if not LONG:
         entry = (key64 << 32) | one
-    slot, step = _probe(key, bits, WIDE)
+    slot, step = probe(key, bits, LONG)
     pending = claimed
     shared = claimed & (key < 0)  # the word was there already
     while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
         old = _claim(zeros + slot, entry, pending)
-        same = (old if WIDE else old >> 32) == key64
+        same = (old if LONG else old >> 32) == key64
         shared = shared | (pending & same)
         pending = pending & (old != 0) & (same == 0)
         slot = tl.where(pending, (slot + step) & (_capacity(bits) - 1), slot)
     row = i[None, :] + tl.zeros_like(slot)
-    tl.store(rows + (slot.to(tl.int64) * WORD + bit), row, mask=claimed)
+    tl.store(rows + (slot.to(tl.int64) * LAYOUT[2] + bit), row, mask=claimed)
     tl.store(home + row, tl.where(claimed, slot, -1), mask=valid[None, :] & (role == 0))
-    if WIDE:
+    if LONG:
         before = tl.atomic_or(masks + slot, one.to(tl.int32), mask=claimed, sem="relaxed").to(tl.int64)
         shared = claimed
     else:
@@ -204,40 +205,41 @@ def _insert_kernel(
 
 
 @triton.jit
-def find(table, masks, key, wanted, bits, WIDE: tl.constexpr):
-    """-> slot, and the bits of the word; 0 where it is not there"""
-    slot, step = _probe(key, bits, WIDE)
+def find(table, masks, slot, step, key, wanted, bits, LONG: tl.constexpr):
+    """Probe from a slot on. -> slot, and the bits of the word; 0 where it is not there"""
     key64 = key.to(tl.int64)
     value = tl.load(table + slot, mask=wanted, other=0)
-    pending = (value != 0) & ((value if WIDE else value >> 32) != key64)
+    pending = (value != 0) & ((value if LONG else value >> 32) != key64)
     while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
         slot = tl.where(pending, (slot + step) & (_capacity(bits) - 1), slot)
         value = tl.where(pending, tl.load(table + slot, mask=pending, other=0), value)
-        pending = (value != 0) & ((value if WIDE else value >> 32) != key64)
-    present = tl.load(masks + slot, mask=value != 0, other=0) if WIDE else value.to(tl.int32)
+        pending = (value != 0) & ((value if LONG else value >> 32) != key64)
+    present = tl.load(masks + slot, mask=value != 0, other=0) if LONG else value.to(tl.int32)
     return slot, present.to(tl.uint32, bitcast=True)
 
 
 @_gpu.kernel
 def _settle_kernel(
-    indices, zeros, zeros32, scratch, bits, count, batch, T, Z, Y, X, words,
-    BLOCK: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr, PAYLOAD: tl.constexpr, WORD: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+    indices, zeros, zeros32, scratch, bits, count, batch, T, Z, Y, X, words, BLOCK: tl.constexpr, LAYOUT: tl.constexpr
+):
     """Where several rows share a site, whichever came last stands in `rows`: put the lowest there."""
-    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
+    HALO: tl.constexpr = LAYOUT[1]
+    PAYLOAD: tl.constexpr = LAYOUT[2] - 2 * LAYOUT[1]
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, LAYOUT)
     if tl.load(repeats) > 0:
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         valid = i < count
         slot = tl.load(home + i, mask=valid, other=-1)
         active = slot >= 0
-        _, b, t, z, y, x = load_site(indices, i, active, batch, T, Z, Y, X, D)
+        _, b, t, z, y, x = load_site(indices, i, active, batch, T, Z, Y, X, LAYOUT[0])
         word = x // PAYLOAD
         place = x - word * PAYLOAD
-        tl.atomic_min(rows + (slot.to(tl.int64) * WORD + place + HALO), i, mask=active, sem="relaxed")
+        tl.atomic_min(rows + (slot.to(tl.int64) * LAYOUT[2] + place + HALO), i, mask=active, sem="relaxed")
         if HALO > 0:
-            key = word_key(b, t, z, y, T, Z, Y, words, word, WIDE)
+            key = word_key(b, t, z, y, T, Z, Y, words, word, LAYOUT[3])
             there, key, bit = _beside(key, place, word, words, HALO, PAYLOAD)
-            there = (there & active)[None, :]
-            beside, _ = find(zeros, masks, key[None, :], there, bits, WIDE)
-            tl.atomic_min(rows + (beside.to(tl.int64) * WORD + bit[None, :]), i[None, :], mask=there, sem="relaxed")
+            there, key = (there & active)[None, :], key[None, :]
+            beside, step = probe(key, bits, LAYOUT[3])
+            beside, _ = find(zeros, masks, beside, step, key, there, bits, LAYOUT[3])
+            at = rows + (beside.to(tl.int64) * LAYOUT[2] + bit[None, :])
+            tl.atomic_min(at, i[None, :], mask=there, sem="relaxed")

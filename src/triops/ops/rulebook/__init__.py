@@ -6,6 +6,7 @@ get_indice_pairs, sparse_conv, sparse_pool, the layers of `triops.nn` and the co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,13 +41,17 @@ def compact_indice_pairs(
 
 
 def submanifold_neighbors(
-    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1
-) -> Tensor:
+    indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1,
+    index: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The neighbour table of a submanifold convolution: int32 [K, L].
 
     `table[k, o]` is the input row that output row `o` meets under offset `k`, or -1: what a forward pass gathers
     (the row of the site at `o + (k - kernel_size // 2) * dilation`). `table.flip(0)` is
     the same for the backward pass: its `[k, i]` is the output row that input row `i` meets.
+
+    `index` is the ranked bitmap of these sites that the convolution which made them left: see `Rulebook.sparse`. GPU
+    kernels look neighbors up there. With that of other sites the table holds wrong rows, but never one outside.
 
     >>> import torch
     >>> from triops.ops.rulebook import submanifold_neighbors
@@ -61,7 +66,7 @@ def submanifold_neighbors(
         geometry.as_list(name, key, value, axes)
         for key, value in (("spatial_shape", spatial_shape), ("kernel_size", kernel_size), ("dilation", dilation))
     ]
-    return _submanifold_neighbors(indices, batch_size, *lists)  # type: ignore[no-any-return]
+    return _submanifold_neighbors(indices, batch_size, *lists, index)  # type: ignore[no-any-return]
 
 
 def sparse_neighbors(
@@ -85,7 +90,7 @@ def sparse_neighbors(
     name = "sparse_neighbors"
     axes = dimensions(indices)
     lists = as_lists(name, axes, spatial_shape, kernel_size, stride, padding, dilation, out_padding)
-    return _sparse_neighbors(indices, batch_size, *lists, transpose)  # type: ignore[no-any-return]
+    return _sparse_neighbors(indices, batch_size, *lists, transpose, None, False)[:3]  # type: ignore[no-any-return]
 
 
 def capped_neighbors(
@@ -109,7 +114,32 @@ def capped_neighbors(
     lists = as_lists(
         "capped_neighbors", dimensions(indices), spatial_shape, kernel_size, stride, padding, dilation, out_padding
     )
-    return _capped_neighbors(indices, batch_size, *lists, transpose, capacity)  # type: ignore[no-any-return]
+    return _capped_neighbors(  # type: ignore[no-any-return]
+        indices, batch_size, *lists, transpose, capacity, None, False
+    )[:4]
+
+
+def indexed_neighbors(
+    indices: Tensor, batch_size: int, lists: list[list[int]], transpose: bool, capacity: int | None,
+    owners: Tensor | None, indexed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """`sparse_neighbors`, or with a capacity `capped_neighbors`, with an index of the outputs.
+
+    lists: spatial shape, kernel size, stride, padding, dilation and out_padding.
+    owners: int32 [L], the row that stands for each input row's site, where it is known: the middle row of a submanifold
+        table of the same sites. A GPU kernel then need not find out which sites come twice.
+    indexed: whether to make the index.
+
+    Returns:
+        out_indices, inputs, outputs, the true number of outputs (None without a capacity), and int64 [words]: the
+        ranked bitmap of the output sites, empty where none is wanted or the grid has more than 2**28 places.
+    """
+    if capacity is None:
+        sites, inputs, outputs, index = _sparse_neighbors(indices, batch_size, *lists, transpose, owners, indexed)
+        return sites, inputs, outputs, None, index
+    return _capped_neighbors(  # type: ignore[no-any-return]
+        indices, batch_size, *lists, transpose, capacity, owners, indexed
+    )
 
 
 def packed_pairs(table: Tensor, rows: int) -> Tensor:
@@ -149,6 +179,7 @@ def row_tiles(table: Tensor, rows: int, tile: int = TILE) -> Tensor:
 def _check_capped(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
+    owners: Tensor | None, indexed: bool,
 ) -> None:  # fmt: skip
     geometry.check_convolution(
         "capped_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
@@ -158,19 +189,36 @@ def _check_capped(
     c.at_least("capacity", capacity, 0)
     if _check.too_many(capacity):
         c.fail(f"capacity must be at most 2**30, since rows are int32, got {capacity}")
+    _check_owners(c, indices, owners)
+
+
+def _check_owners(c: _check.Checker, indices: Tensor, owners: Tensor | None) -> None:
+    if owners is not None:
+        c.shape("indices", indices, "L", indices.shape[1])
+        c.shape("owners", owners, "L")
+        c.dtype("owners", owners, (torch.int32,))
+        c.same_device(indices=indices, owners=owners)
 
 
 def _fake_capped(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    owners: Tensor | None, indexed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     volume = math.prod(kernel_size)
+    lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     return (
         indices.new_empty((capacity, indices.shape[1])),
         indices.new_empty((volume, capacity), dtype=torch.int32),
         indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
         indices.new_empty((1,), dtype=torch.int32),
+        _fake_index(indices, batch_size, lists, transpose, indexed),
     )
+
+
+def _fake_index(indices: Tensor, batch_size: int, lists: Sequence[list[int]], transpose: bool, indexed: bool) -> Tensor:
+    words = geometry.index_words(batch_size, lists, transpose) if indexed else 0
+    return indices.new_empty((words,), dtype=torch.int64)
 
 
 def _check_table(operator: str, table: Tensor, rows: int) -> _check.Checker:
@@ -205,22 +253,30 @@ def _fake_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
 
 
 def _check_submanifold(
-    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
-) -> None:
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int],
+    index: Tensor | None,
+) -> None:  # fmt: skip
     one, zero = [1] * len(spatial_shape), [0] * len(spatial_shape)
     geometry.check_convolution(
         "submanifold_neighbors", indices, batch_size, spatial_shape, kernel_size, one, zero, dilation, zero, True, False
     )
+    if index is not None:
+        c = _check.Checker("submanifold_neighbors")
+        c.shape("index", index, geometry.bitmap_words(batch_size, spatial_shape))
+        c.dtype("index", index, (torch.int64,))
+        c.same_device(indices=indices, index=index)
 
 
 def _check_sparse(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
-    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool,
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
+    indexed: bool,
 ) -> None:  # fmt: skip
     geometry.check_convolution(
         "sparse_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
         False, transpose,
     )  # fmt: skip
+    _check_owners(_check.Checker("sparse_neighbors"), indices, owners)
 
 
 def new_size() -> int:
@@ -240,20 +296,24 @@ def _fake_compact(
 
 
 def _fake_submanifold(
-    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
-) -> Tensor:
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int],
+    index: Tensor | None,
+) -> Tensor:  # fmt: skip
     return indices.new_empty((math.prod(kernel_size), indices.shape[0]), dtype=torch.int32)
 
 
 def _fake_sparse(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
-    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
+    indexed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     volume, outputs = math.prod(kernel_size), new_size()
+    lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     return (
         indices.new_empty((outputs, indices.shape[1])),
         indices.new_empty((volume, outputs), dtype=torch.int32),
         indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
+        _fake_index(indices, batch_size, lists, transpose, indexed),
     )
 
 

@@ -10,7 +10,7 @@ from triops._cpu.memory import as_numpy, in_huge_pages, minus_ones
 from triops._cpu.threads import run
 from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites
 from triops.ops.rulebook.plans import Pairs, pairs_size
-from triops.ops.rulebook.reference import cap, row_tiles  # no CPU kernel reads tiles
+from triops.ops.rulebook.reference import cap, ranked_bitmap, row_tiles  # no CPU kernel reads tiles
 from triops.ops.rulebook.strided_cpu import Candidates
 from triops.ops.rulebook.submanifold_cpu import Sweep
 from triops.ops.rulebook.tables import refuse_rows_outside
@@ -52,7 +52,7 @@ def _pairs(offsets):
     return pairs
 
 
-def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation):
+def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation, index):
     one, zero = [1] * len(spatial_shape), [0] * len(spatial_shape)
     _, pairs, offsets = compact_indice_pairs(
         indices, batch_size, spatial_shape, kernel_size, one, zero, dilation, zero, True, False
@@ -61,22 +61,26 @@ def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilat
 
 
 def sparse_neighbors(
-    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
+    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners, indexed
 ):
     out_indices, pairs, offsets = compact_indice_pairs(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose
     )
     inputs = _table(pairs[1], pairs[0], offsets, out_indices.shape[0])
-    return out_indices, inputs, _table(pairs[0], pairs[1], offsets, indices.shape[0])
+    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
+    index = ranked_bitmap(out_indices, batch_size, shape, indexed)  # for other devices: no CPU kernel reads it
+    return out_indices, inputs, _table(pairs[0], pairs[1], offsets, indices.shape[0]), index
 
 
 def capped_neighbors(
-    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, capacity
-):
-    found = sparse_neighbors(
-        indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-    )
-    return cap(found, capacity)
+    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, capacity,
+    owners, indexed,
+):  # fmt: skip
+    *tables, index = sparse_neighbors(
+        indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners,
+        indexed,
+    )  # fmt: skip
+    return *cap(tables, capacity), index
 
 
 def packed_pairs(table, rows):

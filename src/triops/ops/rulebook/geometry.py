@@ -14,6 +14,7 @@ from triops import _check
 
 MAX_KERNEL_VOLUME = 4096
 MAX_EXTENT = 2**31 - 1  # of one axis: coordinates are int32
+MAX_BITMAP = 1 << 28  # places of a grid that a ranked bitmap is made for: 64 MiB
 MAX_VOLUME = 2**62  # of the whole grid with its halo: a flat index is int64
 
 Ints = int | Sequence[int]
@@ -30,6 +31,20 @@ def output_shape(
     if transpose:
         return [(size - 1) * s - 2 * p + d * (k - 1) + extra + 1 for size, k, s, p, d, extra in axes]
     return [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d, _ in axes]
+
+
+def bitmap_words(batch_size: int, shape: Sequence[int]) -> int:
+    """The length of a grid's ranked bitmap; 0 where it is too large for one."""
+    places = batch_size * math.prod(shape)
+    return -(-places // 32) if places <= MAX_BITMAP else 0
+
+
+def index_words(batch_size: int, lists: Sequence[Sequence[int]], transpose: bool) -> int:
+    """`bitmap_words` of the output grid; lists: shape, kernel size, stride, padding, dilation, out_padding."""
+    shape, kernel_size, stride, padding, dilation, out_padding = lists
+    return bitmap_words(
+        batch_size, output_shape(shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
+    )
 
 
 def submanifold_padding(kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:

@@ -7,10 +7,11 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv
+from triops._gpu.pinned import pinned_counter
 from triops._gpu.scan import before_block, running_sums
 from triops.ops.rulebook.geometry import refuse_outside_sites
-from triops.ops.rulebook.strided_gpu import plan, sparse_table
-from triops.ops.rulebook.submanifold_gpu import GRAIN, submanifold_table
+from triops.ops.rulebook.strided_gpu import GRAIN, output_sites, output_table, plan
+from triops.ops.rulebook.submanifold_gpu import submanifold_table
 
 PACK_WARPS = 4
 
@@ -31,9 +32,12 @@ def padded_pairs(
         return out_indices, pairs, _pack(table, found.zeros32, found.start + 2, pairs, mirror=True)
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     convolution = plan(batch_size, *map(tuple, lists), transpose)
-    sites, total, outputs, counts, start = sparse_table(indices, convolution, scratch=pairs)
-    num = _pack(outputs, counts, start, pairs, mirror=False)
-    return trimmed(sites, total.wait()), pairs, num
+    total = pinned_counter(indices.device)
+    found = output_sites(indices, convolution, scratch=pairs)
+    sites = found.list_most_sites(total.expect())
+    outputs, counts = output_table(found)
+    num = _pack(outputs, counts, 0, pairs, mirror=False)
+    return _trimmed(sites, total.wait()), pairs, num
 
 
 def _no_sites(indices, volume):
@@ -41,7 +45,7 @@ def _no_sites(indices, volume):
     return torch.empty_like(indices), pairs, indices.new_zeros(volume, dtype=torch.int32)
 
 
-def trimmed(sites, length):
+def _trimmed(sites, length):
     """The first rows of a buffer that was made for the worst case, without holding on to all of it."""
     wasted = (sites.shape[0] - length) * sites.shape[1] * sites.element_size()
     return sites[:length].clone() if wasted > 16 << 20 else sites[:length]

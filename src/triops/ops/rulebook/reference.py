@@ -1,11 +1,12 @@
 """The specification of a rulebook's tables: which input site meets which output site under which kernel offset."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from triops.ops.rulebook.geometry import output_shape, refuse_outside_sites, submanifold_padding
+from triops.ops.rulebook.geometry import bitmap_words, output_shape, refuse_outside_sites, submanifold_padding
 from triops.ops.rulebook.plans import Pairs, Tiles, offset_order, pairs_size, tiles_size
 from triops.ops.rulebook.tables import valid_rows
 
@@ -24,9 +25,13 @@ def compact_indice_pairs(
 
 
 def submanifold_neighbors(
-    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int]
-) -> Tensor:
-    """-> int32 [K, L]: the input row that meets output row o under offset k, or -1."""
+    indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], dilation: list[int],
+    index: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """-> int32 [K, L]: the input row that meets output row o under offset k, or -1.
+
+    The index, a ranked bitmap as `sparse_neighbors` makes it, says the same as the sites; kernels read it.
+    """
     one, zero = [1] * len(spatial_shape), [0] * len(spatial_shape)
     _, pairs = find_pairs(indices, batch_size, spatial_shape, kernel_size, one, zero, dilation, zero, True, False)
     return _table([(outputs, inputs) for inputs, outputs in pairs], len(indices), indices)
@@ -34,31 +39,53 @@ def submanifold_neighbors(
 
 def sparse_neighbors(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
-    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """-> out_indices [A, 1 + D], inputs int32 [K, A] (the input row of an output row, or -1), outputs int32 [K, L]."""
+    padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
+    indexed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """-> out_indices [A, 1 + D], inputs int32 [K, A] (the input row of an output row, or -1), outputs int32 [K, L], and
+    with `indexed` the ranked bitmap of the outputs, int64 [words]: see `ranked_bitmap`.
+
+    The owners int32 [L] (the row that stands for each row's site, or -1) say the same as the sites; kernels read them.
+    """
     out_indices, pairs = find_pairs(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose
     )
     inputs_of = _table([(outputs, inputs) for inputs, outputs in pairs], len(out_indices), indices)
-    return out_indices, inputs_of, _table(pairs, len(indices), indices)
+    shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
+    index = ranked_bitmap(out_indices, batch_size, shape, indexed)
+    return out_indices, inputs_of, _table(pairs, len(indices), indices), index
+
+
+def ranked_bitmap(sites: Tensor, batch_size: int, shape: list[int], indexed: bool = True) -> Tensor:
+    """Ascending sites [A, 1 + D] of a grid -> int64 [words]: of every 32 places, active ones before << 32 | bits.
+
+    Empty where no index is wanted, or the grid is too large for one.
+    """
+    words = bitmap_words(batch_size, shape) if indexed else 0
+    ranks = torch.zeros(words, dtype=torch.int64, device=sites.device)
+    if words == 0:
+        return ranks
+    keys = _flatten(sites[:, 0].long(), sites[:, 1:].long(), shape)
+    ranks.scatter_add_(0, keys >> 5, 1 << (keys & 31))
+    active = torch.zeros_like(ranks).scatter_add_(0, keys >> 5, torch.ones_like(keys))
+    return ((active.cumsum(0) - active) << 32) | ranks
 
 
 def capped_neighbors(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    owners: Tensor | None, indexed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`sparse_neighbors` with exactly `capacity` output rows -> out_indices [capacity, 1 + D], inputs int32
-    [K, capacity], outputs int32 [K, L], and the true number of outputs int32 [1]."""
-    return cap(
-        sparse_neighbors(
-            indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-        ),
-        capacity,
-    )
+    [K, capacity], outputs int32 [K, L], the true number of outputs int32 [1], and the index, of all of them."""
+    *tables, index = sparse_neighbors(
+        indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners,
+        indexed,
+    )  # fmt: skip
+    return *cap(tables, capacity), index
 
 
-def cap(tables: tuple[Tensor, Tensor, Tensor], capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cap(tables: Sequence[Tensor], capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows behind the true number are inactive: -1 everywhere; outputs behind the capacity are left out."""
     out_indices, inputs, outputs = tables
     kept = min(out_indices.shape[0], capacity)

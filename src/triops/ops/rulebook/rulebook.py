@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from triops.ops.rulebook import (
-    capped_neighbors,
+    indexed_neighbors,
     packed_pairs,
     row_tiles,
-    sparse_neighbors,
     submanifold_neighbors,
 )
 from triops.ops.rulebook.geometry import Ints, as_list, as_lists, output_shape
@@ -60,10 +59,12 @@ class Rulebook:
         tables: what the operators take; see `Tables`.
         in_count, out_count int32 [1]: how many of the input and output sites are active, where a capacity fixed the
             number of rows; else None, and all rows count.
+        out_index int64 [words]: on a GPU, the ranked bitmap of the output sites of `sparse`, for `submanifold` on them.
     """
 
     in_count: Tensor | None = None
     out_count: Tensor | None = None
+    out_index: Tensor | None = None
 
     def __init__(
         self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
@@ -87,16 +88,19 @@ class Rulebook:
 
     @classmethod
     def submanifold(
-        cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1
-    ) -> Rulebook:
+        cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1,
+        index: Tensor | None = None,
+    ) -> Rulebook:  # fmt: skip
         """The outputs are the inputs; see `triops.get_indice_pairs` with `subm=True`.
+
+        index: `out_index` of the rulebook whose `out_indices` these sites are, if it has one.
 
         >>> import torch
         >>> from triops import Rulebook
         >>> Rulebook.submanifold(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3).gather.tolist()
         [[-1, 0], [0, 1], [1, -1]]
         """
-        gather = submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation)
+        gather = submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilation, index)
         axes = indices.shape[1] - 1
         shape = as_list("Rulebook", "spatial_shape", spatial_shape, axes)
         kernel = as_list("Rulebook", "kernel_size", kernel_size, axes)
@@ -106,32 +110,37 @@ class Rulebook:
     def sparse(
         cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1,
         padding: Ints = 0, dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
-        capacity: int | None = None,
+        capacity: int | None = None, owners: Tensor | None = None,
     ) -> Rulebook:  # fmt: skip
         """Every site that an input reaches is an output; see `triops.get_indice_pairs`. On a GPU this waits once, for
         the number of outputs, unless `capacity` fixes the number of output rows: then those behind the true number,
         which is `out_count`, are inactive (-1), and no host waits. See `triops.ops.rulebook.capped_neighbors`.
+        owners: `Rulebook.owners` of a rulebook of the same input sites, if there is one.
 
         >>> import torch
         >>> from triops import Rulebook
         >>> Rulebook.sparse(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3, stride=2).gather.tolist()
         [[-1, 0], [-1, 1], [0, -1]]
         """
-        window = spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose
-        count = None
-        if capacity is None:
-            out_indices, gather, scatter = sparse_neighbors(indices, batch_size, *window)
-        else:
-            out_indices, gather, scatter, count = capped_neighbors(indices, batch_size, *window, capacity=capacity)
         lists = as_lists(
             "Rulebook", indices.shape[1] - 1, spatial_shape, kernel_size, stride, padding, dilation, out_padding
+        )
+        indexed = indices.device.type != "cpu"  # no CPU kernel reads it
+        out_indices, gather, scatter, count, index = indexed_neighbors(
+            indices, batch_size, lists, transpose, capacity, owners, indexed
         )
         shape, kernel, step, pad, gap, extra = lists
         out_shape = output_shape(shape, kernel, step, pad, gap, extra, False, transpose)
         tables = Tables(gather, scatter, False)
         made = cls.__new__(cls)._set(indices, out_indices, shape, out_shape, batch_size, kernel, tables)
         made.out_count = count
+        made.out_index = index if index.shape[0] else None
         return made
+
+    @property
+    def owners(self) -> Tensor | None:
+        """int32 [N]: the row that stands for each input row's site, -1 outside the grid; None where not known."""
+        return self.tables.gather[self.tables.gather.shape[0] // 2] if self.mirrored else None
 
     @property
     def mirrored(self) -> bool:
@@ -182,6 +191,8 @@ class Rulebook:
                 mine.copy_(theirs)
         self.in_indices.copy_(other.in_indices)
         self.out_indices.copy_(other.out_indices)
+        if self.out_index is not None and other.out_index is not None:
+            self.out_index.copy_(other.out_index)
         return self
 
     def inverse(self) -> Rulebook:
@@ -204,7 +215,7 @@ class Rulebook:
         made = Rulebook.__new__(Rulebook)._set(
             self.in_indices, self.out_indices, self.in_shape, self.out_shape, self.batch_size, self.kernel_size, tables
         )
-        made.in_count, made.out_count = self.in_count, self.out_count
+        made.in_count, made.out_count, made.out_index = self.in_count, self.out_count, self.out_index
         return made
 
     def __repr__(self) -> str:

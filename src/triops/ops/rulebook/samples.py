@@ -25,11 +25,12 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The positional arguments of one of the four operators."""
     if operator == "submanifold_neighbors":
-        return sites, batch_size, shape, kernel, dilation
+        return sites, batch_size, shape, kernel, dilation, None
     start = (sites, batch_size, shape, kernel, stride, padding, dilation, out_padding)
     if operator == "capped_neighbors":
-        return *start, transpose, _CAPACITY if sites.shape[0] < 10_000 else sites.shape[0] // 2
-    return (*start, transpose) if operator == "sparse_neighbors" else (*start, subm, transpose)
+        capacity = _CAPACITY if sites.shape[0] < 10_000 else sites.shape[0] // 2
+        return *start, transpose, capacity, None, True
+    return (*start, transpose, None, True) if operator == "sparse_neighbors" else (*start, subm, transpose)
 
 
 def case(

@@ -1,13 +1,14 @@
-"""Submanifold neighbours on GPU: a hash of x-words.
+"""Submanifold neighbors on GPU: every site looks for its neighbors, by a ranked bitmap of the sites or by a hash.
 
-A word stands for 32 places along the last axis and says by one bit each which of them are active; the
-outer `halo` places on either side repeat those of the words beside it. So one look-up answers all taps of a
-kernel row: 9 look-ups a site instead of 27. Where the reach along x is too wide for that, a word holds no
-halo and every tap is looked up by itself. `rows[slot * 32 + bit]` is the row of a place; it needs no clearing.
+A strided convolution leaves its outputs in ascending order together with a ranked bitmap of them, which answers any
+look-up: the rank of a place is its row. Sites in any order go into a hash of words along x (see `_gpu.site_hash`); the
+outer places of a word repeat those of the words beside it, so that one look-up answers all taps of a kernel row: 9
+look-ups per site instead of 27. Where the reach along x is too far for that, every tap is looked up by itself.
 """
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,147 +16,162 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.arithmetic import as_mask
-from triops._gpu.site_hash import SiteHash, find, load_site, parts, word_key
+from triops._gpu.site_hash import SiteHash, find, load_site, parts, probe, word_key
+from triops.ops.rulebook.bitmap_gpu import rank_of
+from triops.ops.rulebook.strided_gpu import GRAIN
 
-WORD = 32
-MAX_HALO = 8  # at most half of a word's places are repeated ones
-# One warp a program everywhere: a block waits for its longest chain of probes.
-LOOKUP_BLOCK, LOOKUP_WARPS = _gpu.block(64, interpreted=512), 1  # below 1,024: three sums share an integer
-LOOKUP_ROWS = _gpu.block(1, interpreted=8)
-GRAIN = 1024  # sites that share a counter, see gpu.py
+MAX_TAPS = 8  # along x, that one look-up or one program takes together
+# One warp per program: a block waits for its longest chain of probes.
+LOOKUP_BLOCK, LOOKUP_WARPS = _gpu.block(64, interpreted=512), 1
+RANK_BLOCK, RANK_WARPS = _gpu.block(128, interpreted=512), 4
+ROWS_PER_PROGRAM = _gpu.block(1, interpreted=8)  # of offsets
+
+
+class Neighborhood(NamedTuple):
+    """What the parameters settle, on four axes."""
+
+    shape: tuple[int, ...]
+    halo: int  # places that a word of the hash repeats on either side; 0: every tap is looked up by itself
+    word: int  # places of a word
+    volume: int
+    axes: tuple[tuple[int, int], ...]  # kernel and dilation of every axis
+
+    def offset_rows(self, taps):
+        """-> how many rows of `taps` offsets there are, the launch's groups of them, and the kernels' constants."""
+        rows = self.volume // taps
+        tile = min(ROWS_PER_PROGRAM, next_power_of_2(rows))
+        constants = {"ROWS": rows, "TILE": tile, "TAPS": taps, "PADDED": next_power_of_2(taps), "AXES": self.axes}
+        return cdiv(rows, tile), constants
 
 
 @cache
-def _plan(shape, kernel_size, dilation):
-    """What the parameters settle, on four axes: shape, halo, groups of offset rows, the lookup's constants."""
-    halo = kernel_size[-1] // 2 * dilation[-1]
-    halo = halo if halo <= MAX_HALO else 0
-    taps = kernel_size[-1] if halo else 1
-    offset_rows = math.prod(kernel_size) // taps
-    tile = min(LOOKUP_ROWS, next_power_of_2(max(offset_rows - 1, 1)))
+def _neighborhood(shape, kernel_size, dilation):
     front = (1,) * (4 - len(shape))
-    constants = {
-        "KERNEL": (*front, *kernel_size), "DILATION": (*front, *dilation), "TAPS": taps, "OFFSET_ROWS": offset_rows,
-        "TILE": tile,
-    }  # fmt: skip
-    return (*front, *shape), halo, max(cdiv(offset_rows - 1, tile), 1), constants
+    axes = tuple(zip((*front, *kernel_size), (*front, *dilation), strict=True))
+    reach = kernel_size[-1] // 2 * dilation[-1]
+    # Few places per word take little memory; at most half of them are repeated ones.
+    halo, word = (reach, 8) if reach <= 2 else (reach, 32) if reach <= 8 else (0, 8)
+    return Neighborhood((*front, *shape), halo, word, math.prod(kernel_size), axes)
 
 
 def submanifold_table(indices, batch_size, shape, kernel_size, dilation, copy=None, counts=False):
     """-> neighbors int32 [K, L], and the hash: with `counts`, how many of each GRAIN sites have one: int32 [K, blocks]
-    from zeros32[start + 2]."""
-    volume, count = math.prod(kernel_size), indices.shape[0]
-    shape, halo, groups, constants = _plan(tuple(shape), tuple(kernel_size), tuple(dilation))
+    from zeros32[start + 2]. `copy` takes the sites as they are."""
+    hood, count = _neighborhood(tuple(shape), tuple(kernel_size), tuple(dilation)), indices.shape[0]
+    groups, constants = hood.offset_rows(kernel_size[-1] if hood.halo else 1)
     blocks = cdiv(count, GRAIN)
-    found = SiteHash(indices, batch_size, shape, halo, WORD, volume * blocks if counts else 0)
+    found = SiteHash(indices, batch_size, hood.shape, hood.halo, hood.word, hood.volume * blocks if counts else 0)
     found.insert(copy)
-    neighbors = torch.empty((volume, count), dtype=torch.int32, device=indices.device)
+    neighbors = torch.empty((hood.volume, count), dtype=torch.int32, device=indices.device)
     _lookup_kernel[(cdiv(count, LOOKUP_BLOCK), groups)](
-        indices, found.zeros, found.zeros32, found.scratch, neighbors, found.bits, count, batch_size, *shape,
+        indices, found.zeros, found.zeros32, found.scratch, neighbors, found.bits, count, batch_size, *hood.shape,
         found.words, blocks,
-        COUNT=counts, BLOCK=LOOKUP_BLOCK, GRAIN=GRAIN, num_warps=LOOKUP_WARPS, **constants, **found.constants,
+        COUNT=counts, BLOCK=LOOKUP_BLOCK, GRAIN=GRAIN, **constants, LAYOUT=found.layout, num_warps=LOOKUP_WARPS,
     )  # fmt: skip
     return neighbors, found
+
+
+def ranked_table(indices, batch_size, shape, kernel_size, dilation, ranks):
+    """-> neighbors int32 [K, L] of ascending sites, whose ranked bitmap is `ranks` int64 [words]."""
+    hood, count = _neighborhood(tuple(shape), tuple(kernel_size), tuple(dilation)), indices.shape[0]
+    groups, constants = hood.offset_rows(kernel_size[-1] if kernel_size[-1] <= MAX_TAPS else 1)
+    neighbors = torch.empty((hood.volume, count), dtype=torch.int32, device=indices.device)
+    _ranked_kernel[(cdiv(count, RANK_BLOCK), groups)](
+        indices, ranks, neighbors, count, batch_size, *hood.shape,
+        D=indices.shape[1] - 1, BLOCK=RANK_BLOCK, **constants, num_warps=RANK_WARPS,
+    )  # fmt: skip
+    return neighbors
+
+
+@triton.jit
+def _shifted(v, k, size, AXES: tl.constexpr, A: tl.constexpr):
+    """v [1, BLOCK] under offset k [TILE, 1] of axis A. -> the place, whether the grid has it"""
+    if AXES[A][0] == 1:  # an axis without taps costs nothing
+        return v + k * 0, v + k * 0 >= 0
+    else:
+        place = v + (k - AXES[A][0] // 2) * AXES[A][1]
+        return place, (place >= 0) & (place < size)
+
+
+@triton.jit
+def _under_row(r, t, z, y, x, T, Z, Y, X, TAPS: tl.constexpr, AXES: tl.constexpr):
+    """Sites [BLOCK] under rows r [TILE] of offsets. -> whether the grid has the place, its t, z, y, x [TILE, BLOCK]
+
+    x is that of the middle tap of TAPS.
+    """
+    KX: tl.constexpr = AXES[3][0] // TAPS  # 1, or every tap has a row of its own
+    KY: tl.constexpr = AXES[2][0]
+    KZ: tl.constexpr = AXES[1][0]
+    r = r[:, None]
+    py, vy = _shifted(y[None, :], r // KX % KY, Y, AXES, 2)
+    pz, vz = _shifted(z[None, :], r // (KX * KY) % KZ, Z, AXES, 1)
+    pt, vt = _shifted(t[None, :], r // (KX * KY * KZ), T, AXES, 0)
+    if KX > 1:
+        px, vx = _shifted(x[None, :], r % KX, X, AXES, 3)
+    else:
+        px, vx = x[None, :] + r * 0, vy
+    return vt & vz & vy & vx, pt, pz, py, px
 
 
 @_gpu.kernel
 def _lookup_kernel(
     indices, zeros, zeros32, scratch, neighbors, bits, count, batch, T, Z, Y, X, words, blocks,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, KERNEL: tl.constexpr, DILATION: tl.constexpr,
-    TAPS: tl.constexpr, OFFSET_ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, HALO: tl.constexpr,
-    PAYLOAD: tl.constexpr, WORD: tl.constexpr, WIDE: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, GRAIN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    TAPS: tl.constexpr, PADDED: tl.constexpr, AXES: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """TILE rows of offsets for BLOCK sites; the centre row, which is the site's own word, goes with the first."""
-    KT: tl.constexpr = KERNEL[0]
-    KZ: tl.constexpr = KERNEL[1]
-    KY: tl.constexpr = KERNEL[2]
-    KX: tl.constexpr = KERNEL[3] // TAPS  # 1, or every tap has a row of its own
-    DX: tl.constexpr = DILATION[3]
-    CENTRE: tl.constexpr = OFFSET_ROWS // 2
-    masks, repeats, rows, home = parts(zeros32, scratch, bits, WORD, WIDE)
-    counts = repeats + 2
+    """TILE rows of TAPS offsets for BLOCK sites."""
+    HALO: tl.constexpr = LAYOUT[1]
+    PAYLOAD: tl.constexpr = LAYOUT[2] - 2 * LAYOUT[1]
+    masks, repeats, rows, home = parts(zeros32, scratch, bits, LAYOUT)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < count
     own = tl.load(home + i, mask=valid, other=-1)
-    several = as_mask(tl.load(repeats) > 0, valid)
-    _, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
-    own_bit = x % PAYLOAD + HALO
-    own_place = own.to(tl.int64) * WORD + own_bit
+    _, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, LAYOUT[0])
     active = own >= 0
-    first = valid & as_mask(tl.program_id(1) == 0, valid)
-    if WIDE:
-        own_bits = tl.load(masks + own, mask=active & first, other=0).to(tl.uint32, bitcast=True)
-    else:
-        own_bits = tl.load(zeros + own, mask=active & first, other=0).to(tl.int32).to(tl.uint32, bitcast=True)
-    lowest = tl.load(rows + own_place, mask=active & several, other=-1)
+    if tl.load(repeats) > 0:  # then only the lowest row of a site has neighbors
+        lowest = tl.load(rows + own.to(tl.int64) * LAYOUT[2] + x % PAYLOAD + HALO, mask=active, other=-1)
+        active = active & (lowest == i)
+    r = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    wanted, pt, pz, py, px = _under_row(r, t, z, y, x, T, Z, Y, X, TAPS, AXES)
+    wanted = wanted & (r < ROWS)[:, None] & active[None, :]
+    word = px // PAYLOAD
+    key = word_key(b[None, :], pt, pz, py, T, Z, Y, words, word, LAYOUT[3])
+    slot, step = probe(key, bits, LAYOUT[3])
+    slot = tl.where((r == ROWS // 2)[:, None] & active[None, :], own[None, :], slot)  # known, in the middle row
+    slot, present = find(zeros, masks, slot, step, key, wanted, bits, LAYOUT[3])
 
-    q = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    r = tl.where(q >= CENTRE, q + 1, q)
-    wanted = (q < OFFSET_ROWS - 1)[:, None] & active[None, :]
-    xx = tl.broadcast_to(x[None, :], (TILE, BLOCK))
-    yy, zz, tt = xx * 0 + y[None, :], xx * 0 + z[None, :], xx * 0 + t[None, :]
-    # An axis without taps costs nothing; along x, places beyond the border are no word's.
-    if KX > 1:
-        xx += ((r % KX - KX // 2) * DX)[:, None]
-        wanted = wanted & (xx >= 0) & (xx < X)
-    if KY > 1:
-        yy += ((r // KX % KY - KY // 2) * DILATION[2])[:, None]
-        wanted = wanted & (yy >= 0) & (yy < Y)
-    if KZ > 1:
-        zz += ((r // (KX * KY) % KZ - KZ // 2) * DILATION[1])[:, None]
-        wanted = wanted & (zz >= 0) & (zz < Z)
-    if KT > 1:
-        tt += ((r // (KX * KY * KZ) - KT // 2) * DILATION[0])[:, None]
-        wanted = wanted & (tt >= 0) & (tt < T)
-    word = xx // PAYLOAD
-    key = word_key(b[None, :], tt, zz, yy, T, Z, Y, words, word, WIDE)
-    slot, present = find(zeros, masks, key, wanted, bits, WIDE)
-    bit = xx - word * PAYLOAD + HALO
-    place = slot.to(tl.int64) * WORD + bit
-
-    active = active & ((several == 0) | (lowest == i))
-    wanted = wanted & active[None, :]
-    block = tl.program_id(0) * BLOCK // GRAIN
-    real = (q < OFFSET_ROWS - 1)[:, None] & valid[None, :]
-    out = neighbors + (r.to(tl.int64) * TAPS * count)[:, None] + i[None, :]
-    own_out = neighbors + tl.full((), CENTRE * TAPS, tl.int64) * count + i
-    # Three taps at a time: all loads before the stores, which would wait for them one by one.
-    for c in tl.static_range(0, TAPS, 3):
-        hit0, row0 = _tap(rows, wanted, present, bit, place, (c - TAPS // 2) * DX)
-        hit1, row1 = _tap(rows, wanted & (c + 1 < TAPS), present, bit, place, (c + 1 - TAPS // 2) * DX)
-        hit2, row2 = _tap(rows, wanted & (c + 2 < TAPS), present, bit, place, (c + 2 - TAPS // 2) * DX)
-        mine = active & first
-        own0, own_row0 = _tap(rows, mine, own_bits, own_bit, own_place, (c - TAPS // 2) * DX)
-        own1, own_row1 = _tap(rows, mine & (c + 1 < TAPS), own_bits, own_bit, own_place, (c + 1 - TAPS // 2) * DX)
-        own2, own_row2 = _tap(rows, mine & (c + 2 < TAPS), own_bits, own_bit, own_place, (c + 2 - TAPS // 2) * DX)
-        tl.store(out, row0, mask=real)
-        tl.store(own_out, own_row0, mask=first)
-        if c + 1 < TAPS:
-            tl.store(out + count, row1, mask=real)
-            tl.store(own_out + count, own_row1, mask=first)
-        if c + 2 < TAPS:
-            out += count
-            own_out += count
-            tl.store(out + count, row2, mask=real)
-            tl.store(own_out + count, own_row2, mask=first)
-            out += count
-            out += count
-            own_out += count
-            own_out += count
-        if COUNT:
-            sums = tl.sum(hit0.to(tl.int32) | (hit1.to(tl.int32) << 10) | (hit2.to(tl.int32) << 20), 1)
-            own_sums = tl.sum(own0.to(tl.int32) | (own1.to(tl.int32) << 10) | (own2.to(tl.int32) << 20), 0)
-            for e in tl.static_range(3):
-                if c + e < TAPS:
-                    to = counts + (r * TAPS + (c + e)).to(tl.int64) * blocks + block
-                    tl.atomic_add(to, (sums >> (10 * e)) & 1023, mask=q < OFFSET_ROWS - 1, sem="relaxed")
-                    own_to = counts + tl.full((), CENTRE * TAPS + c + e, tl.int64) * blocks + block
-                    tl.atomic_add(own_to, (own_sums >> (10 * e)) & 1023, mask=tl.program_id(1) == 0, sem="relaxed")
+    c = tl.arange(0, PADDED)
+    bit = (px - word * PAYLOAD + HALO)[:, None, :] + ((c - TAPS // 2) * AXES[3][1])[None, :, None]
+    hit = ((present[:, None, :] >> (bit & 31).to(tl.uint32)) & 1) != 0
+    hit = hit & wanted[:, None, :] & (c < TAPS)[None, :, None]
+    row = tl.load(rows + slot.to(tl.int64)[:, None, :] * LAYOUT[2] + bit, mask=hit, other=-1)
+    k = r[:, None] * TAPS + c[None, :]
+    real = (r < ROWS)[:, None] & (c < TAPS)[None, :]
+    at = neighbors + (k.to(tl.int64) * count)[:, :, None] + i[None, None, :]
+    tl.store(at, row, mask=real[:, :, None] & valid[None, None, :])
+    if COUNT:
+        counts = repeats + 2 + k.to(tl.int64) * blocks + tl.program_id(0) * BLOCK // GRAIN
+        tl.atomic_add(counts, tl.sum(hit.to(tl.int32), 2), mask=real, sem="relaxed")
 
 
-@triton.jit
-def _tap(rows, wanted, present, bit, place, shift):
-    """The row `shift` places beside. -> whether there is one, the row or -1"""
-    hit = wanted & (((present >> ((bit + shift) & 31).to(tl.uint32)) & 1) != 0)
-    return hit, tl.load(rows + place + shift, mask=hit, other=-1)
+@_gpu.kernel
+def _ranked_kernel(
+    indices, ranks, neighbors, count, batch, T, Z, Y, X, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, TAPS: tl.constexpr, PADDED: tl.constexpr, AXES: tl.constexpr,
+):  # fmt: skip
+    """TILE rows of TAPS offsets for BLOCK sites. Whatever `ranks` holds, neighbors are rows or -1."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < count
+    inside, b, t, z, y, x = load_site(indices, i, valid, batch, T, Z, Y, X, D)
+    r = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    wanted, pt, pz, py, px = _under_row(r, t, z, y, x, T, Z, Y, X, TAPS, AXES)
+    wanted = wanted & (r < ROWS)[:, None] & inside[None, :]
+    c = tl.arange(0, PADDED)
+    px = px[:, None, :] + ((c - TAPS // 2) * AXES[3][1])[None, :, None]
+    flat = ((((b[None, :] * T + pt) * Z + pz) * Y + py) * X)[:, None, :] + px
+    wanted = wanted[:, None, :] & (c < TAPS)[None, :, None] & (px >= 0) & (px < X)
+    there, row = rank_of(ranks, flat, wanted)
+    there = there & wanted & (row >= 0) & (row < count)
+    real = (r < ROWS)[:, None] & (c < TAPS)[None, :]
+    at = neighbors + ((r[:, None] * TAPS + c[None, :]).to(tl.int64) * count)[:, :, None] + i[None, None, :]
+    tl.store(at, tl.where(there, row, -1), mask=real[:, :, None] & valid[None, None, :])
