@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triops import _check
 from triops.nn.sparse_modules import SparseModule
-from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size, same_tensor
+from triops.nn.sparse_tensor import IndiceData, SiteIndex, SparseConvTensor, same_size, same_tensor
 from triops.ops.rulebook import Rulebook
 from triops.ops.rulebook.geometry import MAX_EXTENT, MAX_KERNEL_VOLUME, Ints, as_list
 
@@ -98,13 +98,16 @@ class Window(SparseModule):
             if same_tensor(known.indices, input.indices):
                 return known.rulebook
         sites = input.indices, input.batch_size, input.spatial_shape
+        index = input.site_index
+        if index is None or not same_tensor(index.sites, input.indices):
+            index = SiteIndex(input.indices, None, None)
         if self.subm:
-            made = Rulebook.submanifold(*sites, self.kernel_size, self.dilation)
+            made = Rulebook.submanifold(*sites, self.kernel_size, self.dilation, index.ranks)
             made.in_count = made.out_count = input.active
             return made
         made = Rulebook.sparse(
             *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, self.transposed,
-            self.capacity,
+            self.capacity, index.owners,
         )  # fmt: skip
         made.in_count = input.active
         return made
@@ -176,6 +179,7 @@ class Window(SparseModule):
         indice_dict = self._passed_on(input, rulebook)
         output = input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
         output.active = rulebook.out_count
+        output.site_index = SiteIndex(rulebook.out_indices, rulebook.out_index, rulebook.owners)
         if self.capacity is not None and rulebook.out_count is not None and not self.subm and not self.inverse:
             output.limits = (*input.limits, (rulebook.out_count, self.capacity))
         return output

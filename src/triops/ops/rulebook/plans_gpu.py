@@ -18,7 +18,8 @@ from triops.ops.rulebook.tables import refuse_rows_outside
 P, MOST_CODE = tl.constexpr(ODDS), tl.constexpr(CODES - 1)
 DIGITS = tl.constexpr(256)  # of one pass of the sort
 BLOCK = 1024  # rows that share a histogram
-STEP = 256  # rows that are compared with each other
+CODE_WARPS, SORT_WARPS = 16, 16
+BLOCKS_PER_STEP = 32  # histograms that a program loads together
 MOST_BLOCKS = 256  # whose histograms every program adds up by itself
 OFFSETS_PER_STEP = 32
 LOOKUPS = 512  # per program at a time
@@ -48,15 +49,15 @@ def make_tiles(operator, name, table, rows, tile):
     found = torch.empty((2, blocks, DIGITS.value), dtype=torch.int32, device=device)
     _code_kernel[(blocks,)](
         table, masks, entries, found, columns, rows, blocks,
-        MASKED=masked, ORDER=offset_order(offsets), BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
+        MASKED=masked, ORDER=offset_order(offsets), BLOCK=BLOCK, num_warps=CODE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     for number in (0, 1):
         summed = blocks > MOST_BLOCKS
         if summed:
             found[number] = found[number].cumsum(0)
         _sort_kernel[(blocks,)](
-            entries, found, plan, tiles * offsets * tile, columns, blocks, int(summed),
-            PASS=number, BLOCK=BLOCK, STEP=STEP, num_warps=8,
+            entries, found, plan, tiles * offsets * tile, number, columns, blocks, int(summed),
+            BLOCK=BLOCK, STEP=BLOCKS_PER_STEP, num_warps=SORT_WARPS,
         )  # fmt: skip
     _tile_kernel[(tiles,)](
         table, masks, plan, tiles, columns, rows, offsets,
@@ -120,47 +121,57 @@ def _code_kernel(
 
 @_gpu.kernel
 def _sort_kernel(
-    entries, found, plan, rows_at: tl.int64, columns, blocks, summed,
-    PASS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """A stable pass by the low (0) or high (1) digit; the last one writes the rows of the tiles.
+    entries, found, plan, rows_at: tl.int64, number, columns, blocks, summed, BLOCK: tl.constexpr, STEP: tl.constexpr
+):
+    """A stable pass by the low digit (number 0) or the high one (1); the last one writes the rows of the tiles.
 
-    found int32 [2, blocks, DIGITS]: how many rows of each block have each digit. The first pass counts for the second.
+    entries int64 [2, columns], before and after the first pass. found int32 [2, blocks, DIGITS]: how many rows of each
+    block have each digit; the first pass counts for the second.
     """
     block = tl.program_id(0)
-    start = _digit_starts(found + PASS * blocks * DIGITS, block, blocks, summed)
-    lane = tl.arange(0, STEP)
-    for first in range(0, BLOCK, STEP):
-        place = block * BLOCK + first + lane
-        exists = place < columns
-        entry = tl.load(entries + PASS * tl.cast(columns, tl.int64) + place, mask=exists, other=-1)
-        digit = (entry >> (32 + 8 * PASS)).to(tl.int32) & (DIGITS - 1)
-        before = (digit[:, None] == digit[None, :]) & (lane[None, :] < lane[:, None])
-        to = tl.gather(start, digit, 0) + tl.sum(before.to(tl.int32), 1)
-        start += tl.histogram(digit, DIGITS)
-        if PASS == 0:
-            tl.store(entries + tl.cast(columns, tl.int64) + to, entry, mask=exists)
-            high = (entry >> 40).to(tl.int32) & (DIGITS - 1)
-            tl.atomic_add(found + (blocks + to // BLOCK) * DIGITS + high, 1, mask=exists, sem="relaxed")
-        else:
-            tl.store(plan + rows_at + to, entry.to(tl.int32), mask=exists)
+    source = entries + number.to(tl.int64) * columns
+    shift = (32 + 8 * number).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    place = block * BLOCK + lane
+    digit = _digit_of(tl.load(source + place, mask=place < columns, other=-1), shift)
+    have = tl.histogram(digit, DIGITS)
+    # Sorted by digit, and by place where digits are the same: then an entry's neighbors in the block go beside it.
+    key = tl.sort(digit * BLOCK + lane)
+    place = block * BLOCK + key % BLOCK
+    exists = place < columns
+    entry = tl.load(source + place, mask=exists, other=-1)
+    start = _digit_starts(found + number * blocks * DIGITS, block, blocks, summed, STEP)
+    to = tl.gather(start - (tl.cumsum(have, 0) - have), key // BLOCK, 0) + lane
+    if number == 0:
+        tl.store(entries + tl.cast(columns, tl.int64) + to, entry, mask=exists)
+        high = _digit_of(entry, shift + 8)
+        tl.atomic_add(found + (blocks + to // BLOCK) * DIGITS + high, 1, mask=exists, sem="relaxed")
+    else:
+        tl.store(plan + rows_at + to, entry.to(tl.int32), mask=exists)
 
 
 @triton.jit
-def _digit_starts(found, block, blocks, summed):
+def _digit_of(entry, shift):
+    return (entry >> shift).to(tl.int32) & (DIGITS - 1)
+
+
+@triton.jit
+def _digit_starts(found, block, blocks, summed, STEP: tl.constexpr):
     """int32 [DIGITS]: where the rows of a block with each digit begin."""
     digit = tl.arange(0, DIGITS)
     if summed != 0:
         before = tl.load(found + (block - 1) * DIGITS + digit, mask=digit + block * DIGITS >= DIGITS, other=0)
         everything = tl.load(found + (blocks - 1) * DIGITS + digit)
     else:
-        before = tl.zeros([DIGITS], tl.int32)
-        everything = before
-        for first in range(0, blocks, 16):
-            other = first + tl.arange(0, 16)[:, None]
+        # Many loads under way at once, and one sum over the blocks at the end: a program waits for little else.
+        some = tl.zeros([STEP, DIGITS], tl.int32)
+        some_before = some
+        for first in range(0, blocks, STEP):
+            other = first + tl.arange(0, STEP)[:, None]
             counts = tl.load(found + other * DIGITS + digit[None, :], mask=other < blocks, other=0)
-            everything += tl.sum(counts, 0)
-            before += tl.sum(tl.where(other < block, counts, 0), 0)
+            some += counts
+            some_before += tl.where(other < block, counts, 0)
+        before, everything = tl.sum(some_before, 0), tl.sum(some, 0)
     return tl.cumsum(everything, 0) - everything + before
 
 

@@ -59,7 +59,8 @@ class Rulebook:
         tables: what the operators take; see `Tables`.
         in_count, out_count int32 [1]: how many of the input and output sites are active, where a capacity fixed the
             number of rows; else None, and all rows count.
-        out_index int64 [words]: on a GPU, the ranked bitmap of the output sites of `sparse`, for `submanifold` on them.
+        out_index int64 [words]: the ranked bitmap of the output sites, which `sparse` makes on a GPU for the look-ups
+            of `submanifold` on them; else None.
     """
 
     in_count: Tensor | None = None
@@ -104,7 +105,10 @@ class Rulebook:
         axes = indices.shape[1] - 1
         shape = as_list("Rulebook", "spatial_shape", spatial_shape, axes)
         kernel = as_list("Rulebook", "kernel_size", kernel_size, axes)
-        return cls.__new__(cls)._set(indices, indices, shape, shape, batch_size, kernel, Tables(gather, gather, True))
+        tables = Tables(gather, gather, True)
+        made = cls.__new__(cls)._set(indices, indices, shape, shape, batch_size, kernel, tables)
+        made.out_index = index
+        return made
 
     @classmethod
     def sparse(

@@ -13,6 +13,7 @@ from triops import scenes
 from triops._sample import BadCall, Sample, Sized, Standard, Work
 from triops.ops.rulebook import capped_neighbors, geometry, packed_pairs, row_tiles, submanifold_neighbors
 from triops.ops.rulebook.plans import TILE, Pairs, Tiles
+from triops.ops.rulebook.reference import ranked_bitmap
 
 INDEX = (torch.int32,)  # a sample's dtype is a float dtype elsewhere; here it is that of the sites
 
@@ -177,6 +178,37 @@ for _operator, _cases, _subm in (
         if any(word in _name for word in _LAYOUTS):
             _make = case(_operator, *_args, **_options, subm=_subm)
             SAMPLES.append(Sample(_operator, _name, _make, _scale, INDEX))  # type: ignore[arg-type]
+
+
+def _indexed(count: int, batch_size: int, shape: list[int], kernel: list[int], dilation: list[int]) -> Make:
+    """Distinct ascending sites with their index, as a strided convolution leaves them."""
+
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        sites = ascending(scattered(count, batch_size, shape)().unique(dim=0), shape).to(dtype)
+        return sites, batch_size, shape, kernel, dilation, ranked_bitmap(sites, batch_size, shape)
+
+    return make
+
+
+def _owned(operator: str) -> Make:
+    """Sites whose owners are known: some come twice, some are outside."""
+
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        sites, shape = scattered(300, 2, [5, 6, 7], 8, outside=1)().to(dtype), [5, 6, 7]
+        owners = submanifold_neighbors(sites, 2, shape, 1)[0]
+        start = sites, 2, shape, [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0], False
+        return (*start, _CAPACITY, owners, False) if operator == "capped_neighbors" else (*start, owners, False)
+
+    return make
+
+
+SAMPLES += [
+    Sample("submanifold_neighbors", "indexed, 3D", _indexed(400, 2, [5, 6, 70], [3, 3, 3], [1, 1, 1]), dtypes=INDEX),
+    Sample("submanifold_neighbors", "indexed, far taps", _indexed(200, 2, [3, 90], [3, 9], [1, 4]), dtypes=INDEX),
+    Sample("submanifold_neighbors", "one site, indexed", _indexed(1, 1, [4, 40], [3, 3], [1, 1]), "boundary", INDEX),
+    Sample("sparse_neighbors", "known owners", _owned("sparse_neighbors"), dtypes=INDEX),
+    Sample("capped_neighbors", "known owners", _owned("capped_neighbors"), dtypes=INDEX),
+]
 
 
 def _table(count: int, columns: int, offsets: int, fill: float = 0.3, seed: int = 0) -> Callable[[], Tensor]:

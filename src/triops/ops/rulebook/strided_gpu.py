@@ -18,6 +18,7 @@ import triton.language as tl
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
 from triops._gpu.arithmetic import popcount
+from triops._gpu.memory import store_run
 from triops._gpu.pinned import pinned_counter
 from triops._gpu.site_hash import SiteHash, load_site
 from triops.ops.rulebook.bitmap_gpu import rank_of
@@ -80,9 +81,9 @@ class Convolution:
         self.rank, self.rank_and_invert = (
             _rank_kernel.bind(
                 *grid, INVERT=invert, BLOCK=block, SEARCHED=not self.by_bitmap, TAPS=self.taps,
-                PADDED=next_power_of_2(self.taps), num_warps=warps, **geometry,
+                num_warps=warps, **geometry,
             )
-            for invert, block, warps in ((False, GRAIN, 8), (True, INVERT_BLOCK, 4))
+            for invert, block, warps in ((False, GRAIN, 4), (True, INVERT_BLOCK, 4))
         )  # fmt: skip
         self.candidate_keys = _candidates_kernel.bind(*grid, BLOCK=1024, num_warps=4, **geometry)
 
@@ -422,7 +423,8 @@ def _scan_kernel(
         tl.store(sites + e, tl.full((FILL,), -1, sites.dtype.element_ty), mask=(row >= everything) & (row < rows))
     else:
         e = (p - chunks - settled - cleared).to(tl.int64) * FILL + tl.arange(0, FILL)
-        tl.store(inputs + e, tl.full((FILL,), -1, tl.int32), mask=e < entries)
+        whole = (p - chunks - settled - cleared + 1).to(tl.int64) * FILL <= entries
+        store_run(inputs + e, tl.full((FILL,), -1, tl.int32), e < entries, whole)
 
 
 @triton.jit
@@ -469,7 +471,7 @@ def _scan_chunk(
 @_gpu.kernel
 def _rank_kernel(
     indices, ranks, owners, repeats, outputs, second, slots_at, repeats_at, count, length, rows, batch, T, Z, Y, X,
-    INVERT: tl.constexpr, BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TAPS: tl.constexpr, PADDED: tl.constexpr,
+    INVERT: tl.constexpr, BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TAPS: tl.constexpr,
     D: tl.constexpr, AXES: tl.constexpr, TRANSPOSE: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """outputs[k, i] for BLOCK sites and one row of TAPS offsets. SEARCHED: ranks are sorted sites.
@@ -494,23 +496,45 @@ def _rank_kernel(
     pz, vz = _place_under(z, q // KY % KZ, Z, AXES, 1, TRANSPOSE)
     pt, vt = _place_under(t, q // (KY * KZ), T, AXES, 0, TRANSPOSE)
     row = _flat_row(b, pt, pz, py, T, Z, Y, AXES, TRANSPOSE) * _out_size(X, AXES, 3, TRANSPOSE)
-    c = tl.arange(0, PADDED)
-    px, vx = _place_under(x[None, :], (r % KX + c)[:, None], X, AXES, 3, TRANSPOSE)
-    hit = vx & (inside & vy & vz & vt)[None, :] & (c < TAPS)[:, None]
-    flat = row[None, :] + px
+    inside = inside & vy & vz & vt
+    # Three taps at a time: all loads before the stores, which would wait for them one by one.
+    for c in tl.static_range(0, TAPS, 3):
+        first = r % KX + c
+        hit0, rank0 = _rank_under(ranks, length, rows, row, x, first, inside, X, SEARCHED, AXES, TRANSPOSE)
+        more = inside & (c + 1 < TAPS)
+        hit1, rank1 = _rank_under(ranks, length, rows, row, x, first + 1, more, X, SEARCHED, AXES, TRANSPOSE)
+        more = inside & (c + 2 < TAPS)
+        hit2, rank2 = _rank_under(ranks, length, rows, row, x, first + 2, more, X, SEARCHED, AXES, TRANSPOSE)
+        k = (r * TAPS + c).to(tl.int64)
+        _store_ranks(outputs, second, k, i, valid, hit0, rank0, count, rows, INVERT)
+        if c + 1 < TAPS:
+            _store_ranks(outputs, second, k + 1, i, valid, hit1, rank1, count, rows, INVERT)
+        if c + 2 < TAPS:
+            _store_ranks(outputs, second, k + 2, i, valid, hit2, rank2, count, rows, INVERT)
+
+
+@triton.jit
+def _rank_under(
+    ranks, length, rows, row, x, k, inside, X, SEARCHED: tl.constexpr, AXES: tl.constexpr, TRANSPOSE: tl.constexpr
+):
+    """The output row that a site meets under tap k along x. -> whether there is one below `rows`, the row or -1"""
+    place, there = _place_under(x, k, X, AXES, 3, TRANSPOSE)
+    there = there & inside
     if SEARCHED:
-        rank = _search(ranks, length, flat, hit)
+        rank = _search(ranks, length, row + place, there)
     else:
-        _, rank = rank_of(ranks, flat, hit)
-    hit = hit & (rank < rows)
-    k = (r * TAPS + c).to(tl.int64)
-    real = (c < TAPS)[:, None] & valid[None, :]
-    tl.store(outputs + k[:, None] * count + i[None, :], tl.where(hit, rank, -1), mask=real)
+        _, rank = rank_of(ranks, row + place, there)
+    there = there & (rank < rows)
+    return there, tl.where(there, rank, -1)
+
+
+@triton.jit
+def _store_ranks(outputs, second, k, i, valid, hit, rank, count, rows, INVERT: tl.constexpr):
+    tl.store(outputs + k * count + i, rank, mask=valid)
     if INVERT:
-        tl.store(second + k[:, None] * rows + rank, i[None, :] + tl.zeros_like(rank), mask=hit)
+        tl.store(second + k * rows + rank, i, mask=hit)
     else:
-        to = second + k * tl.num_programs(0) + tl.program_id(0)
-        tl.store(to, tl.sum(hit.to(tl.int32), 1), mask=c < TAPS)
+        tl.store(second + k * tl.num_programs(0) + tl.program_id(0), tl.sum(hit.to(tl.int32), 0))
 
 
 @triton.jit
