@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from support import assert_same, run
 
 from triops import Rulebook
-from triops.ops.rulebook import plans_gpu
+from triops.ops.rulebook import plans_gpu, strided_gpu
 from triops.ops.rulebook.plans import MASK_BITS, Tiles, offset_order
 from triops.ops.rulebook.reference import ranked_bitmap
 
@@ -93,15 +95,27 @@ def test_an_index_of_other_sites_gives_rows_that_exist(seed: int) -> None:
     assert table.max() < 90
 
 
-@pytest.mark.parametrize("shape", [SHAPE, [5, 2000, 2000], [2**20, 2**20, 2**20]], ids=["small", "hashed", "sorted"])
-def test_owners_that_the_caller_knows_give_the_same_tables(shape: list[int]) -> None:
+@pytest.fixture
+def fresh_plans() -> Iterator[None]:
+    """Limits that a test changes hold for plans made from now on, and no longer than the test."""
+    strided_gpu.plan.cache_clear()
+    yield
+    strided_gpu.plan.cache_clear()
+
+
+@pytest.mark.parametrize("limits", [{}, {"MAX_OWNERS": 1}, {"MAX_BITMAP": 1}], ids=["small", "hashed", "sorted"])
+def test_owners_that_the_caller_knows_give_the_same_tables(
+    limits: dict[str, int], fresh_plans: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(strided_gpu, name, value)
     sites = sites_of(300, 2, SHAPE)  # some twice, some outside
     sites[sites[:, 0] == 1] = sites[0].clone()
     lists = [3, 3, 3], [2, 1, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0]
-    owners = run("gpu", "submanifold_neighbors", (sites, 2, shape, [1, 1, 1], [1, 1, 1], None))[0]
-    expected = run("reference", "sparse_neighbors", (sites, 2, shape, *lists, False, None, False))
+    owners = run("gpu", "submanifold_neighbors", (sites, 2, SHAPE, [1, 1, 1], [1, 1, 1], None))[0]
+    expected = run("reference", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, None, False))
     for known in (owners, None):
-        assert_same(run("gpu", "sparse_neighbors", (sites, 2, shape, *lists, False, known, False)), expected)
+        assert_same(run("gpu", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, known, False)), expected)
 
 
 def test_every_operator_of_a_convolution_passes_index_and_owners_on() -> None:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
+from triops._gpu.arithmetic import ascending
 from triops._gpu.scan import before_block, running_sums
 from triops.ops.rulebook.plans import MASK_BITS, offset_order, pairs_size, tiles_size
 from triops.ops.rulebook.reference import CODES, ODDS
@@ -136,7 +137,7 @@ def _sort_kernel(
     digit = _digit_of(tl.load(source + place, mask=place < columns, other=-1), shift)
     have = tl.histogram(digit, DIGITS)
     # Sorted by digit, and by place where digits are the same: then an entry's neighbors in the block go beside it.
-    key = tl.sort(digit * BLOCK + lane)
+    key = ascending(digit * BLOCK + lane)
     place = block * BLOCK + key % BLOCK
     exists = place < columns
     entry = tl.load(source + place, mask=exists, other=-1)
