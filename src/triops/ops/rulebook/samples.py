@@ -34,15 +34,17 @@ def _arguments(
     return (*start, transpose, None, True) if operator == "sparse_neighbors" else (*start, subm, transpose)
 
 
+def _of_dtype(sites: Tensor, dtype: torch.dtype) -> Tensor:
+    return sites.to(dtype) if dtype in (torch.int32, torch.int64) else sites
+
+
 def case(
     operator: str, make_sites: Callable[[], Tensor], batch_size: int, shape: list[int], kernel: int | list[int] = 3, *,
     stride: int | list[int] = 1, padding: int | list[int] = 0, dilation: int | list[int] = 1,
     out_padding: int | list[int] = 0, subm: bool = False, transpose: bool = False,
 ) -> Make:  # fmt: skip
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
-        sites = make_sites()
-        if dtype in (torch.int32, torch.int64):
-            sites = sites.to(dtype)
+        sites = _of_dtype(make_sites(), dtype)
         k, s, p, d, extra = (
             geometry.as_list(operator, "", v, len(shape)) for v in (kernel, stride, padding, dilation, out_padding)
         )
@@ -184,7 +186,7 @@ def _indexed(count: int, batch_size: int, shape: list[int], kernel: list[int], d
     """Distinct ascending sites with their index, as a strided convolution leaves them."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
-        sites = ascending(scattered(count, batch_size, shape)().unique(dim=0), shape).to(dtype)
+        sites = _of_dtype(ascending(scattered(count, batch_size, shape)().unique(dim=0), shape), dtype)
         return sites, batch_size, shape, kernel, dilation, ranked_bitmap(sites, batch_size, shape)
 
     return make
@@ -194,7 +196,7 @@ def _owned(operator: str) -> Make:
     """Sites whose owners are known: some come twice, some are outside."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
-        sites, shape = scattered(300, 2, [5, 6, 7], 8, outside=1)().to(dtype), [5, 6, 7]
+        sites, shape = _of_dtype(scattered(300, 2, [5, 6, 7], 8, outside=1)(), dtype), [5, 6, 7]
         owners = submanifold_neighbors(sites, 2, shape, 1)[0]
         start = sites, 2, shape, [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0], False
         return (*start, _CAPACITY, owners, False) if operator == "capped_neighbors" else (*start, owners, False)
