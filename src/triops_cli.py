@@ -59,7 +59,10 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--out", type=Path, default=Path("triops-check"), help="folder of report.html and report.json")
     check.add_argument("--cases", type=Path, metavar="DIR", help="case files instead of the samples")
     check.add_argument("--save-failures", type=Path, metavar="DIR", help="write each failing case to a file here")
-    check.add_argument("--baseline", type=Path, metavar="FILE", help="fail where this run is slower than that one")
+    check.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="fail where this run takes more time or memory than that one"
+    )
+    check.add_argument("--save-baseline", type=Path, metavar="FILE", help="keep this run's figures as a baseline")
     check.add_argument("--all", action="store_true", help="a row for every case")
 
     replay = command("replay", "Run a saved call again, on any backend, and judge what it gives now and what it gave.")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,13 +23,18 @@ from triops import _sample
 from triops._arguments import UsageError
 from triops._op import OPERATORS
 from triops._sample import Standard
-from triops.acceptance import case_file, command, runner
+from triops.acceptance import case_file, command, runner, timing
+from triops.acceptance.baseline import Measured, larger, slower
 from triops.acceptance.case_file import Case, CaseError
 from triops.acceptance.diffs import compare
 from triops.acceptance.record import Recorder
 from triops.acceptance.report import headline
+from triops.acceptance.report import html as report_page
 from triops.acceptance.results import as_json
+from triops.acceptance.stability import Stability, measure_stability
 from triops.acceptance.standard import efficiency, is_regression, judge
+from triops.acceptance.timing import Times
+from triops.acceptance.workspace import workspace
 
 INF, NAN = math.inf, math.nan
 
@@ -292,34 +301,208 @@ def test_the_regression_gate() -> None:
     assert is_regression(1e-3, 1.041e-3)
 
 
-def test_a_run_slower_than_its_baseline_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triops.acceptance.timing import Times
+def test_on_a_cpu_times_are_compared_as_ratios_to_the_yardstick() -> None:
+    before = Measured(1e-3, ratio=2.0)
+    assert slower(before, Measured(3e-3, ratio=2.0)) is None, "the machine is slower, the kernel is not"
+    assert slower(before, Measured(1e-3, ratio=2.1)) == pytest.approx(1e-3 / 1.05)
+    assert slower(before, Measured(1e-3, ratio=2.1, noise=0.06)) is None, "that much is noise"
+    assert slower(replace(before, noise=0.06), Measured(1e-3, ratio=2.1)) is None
+    assert slower(before, Measured(1e-3, ratio=2.3, noise=0.06)) is not None
+    assert slower(Measured(50e-6, ratio=1.0), Measured(54e-6, ratio=1.08)) is None
+    assert slower(Measured(50e-6, ratio=1.0), Measured(56e-6, ratio=1.12)) == pytest.approx(50e-6)
 
-    options = command.Options(("points_in_boxes",), "cpu", quick=True, out=tmp_path)
+
+def test_the_ratio_to_the_yardstick_and_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(timing, "time", clock)
+
+    def takes(*seconds: float) -> Callable[[], None]:
+        turns = itertools.cycle(seconds)
+
+        def call() -> None:
+            clock.now += next(turns)
+
+        return call
+
+    monkeypatch.setattr(timing, "_yardstick", lambda threads: takes(1e-3))
+    assert timing.yardstick_ratio(takes(4e-3), 1.0) == pytest.approx((4.0, 0.0))
+    assert timing.yardstick_ratio(takes(4e-3, 4e-3, 9e-3), 1.0) == pytest.approx((4.0, 0.0))
+    assert timing.yardstick_ratio(takes(2e-5), 1.0) == pytest.approx((0.02, 0.0))
+    monkeypatch.setattr(timing, "_yardstick", lambda threads: takes(1e-3, 1.5e-3, 1.5e-3))
+    assert timing.yardstick_ratio(takes(4e-3), 1.0) == pytest.approx((4.0, 0.5))
+
+
+def test_the_yardstick_is_work() -> None:
+    ratio, noise = timing.yardstick_ratio(lambda: None, 0.01)
+    assert 0 < ratio < 0.1
+    assert noise >= 0
+
+
+def test_the_gate_of_workspace() -> None:
+    assert not larger(Measured(1.0, workspace=10**6), Measured(1.0, workspace=10**6 + 2**16))
+    assert larger(Measured(1.0, workspace=10**6), Measured(1.0, workspace=10**6 + 2**16 + 1))
+    assert not larger(Measured(1.0, workspace=10**8), Measured(1.0, workspace=104 * 10**6))
+    assert larger(Measured(1.0, workspace=10**8), Measured(1.0, workspace=104 * 10**6 + 1))
+    assert not larger(Measured(1.0), Measured(1.0, workspace=10**9)), "unknown before"
+
+
+def test_workspace_is_what_torch_and_numpy_hold_at_the_peak_beside_inputs_and_outputs() -> None:
+    x = torch.zeros(1_000_000)
+
+    def frees(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x + 1
+        return x
+
+    def array(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.zeros(1_000_000) + 1).float()
+
+    def view(x: torch.Tensor) -> torch.Tensor:
+        return x.view(1000, 1000)[:500].t()
+
+    megabytes = [round(workspace(f, (x,), "cpu") / 10**6) for f in (frees, array, view)]
+    assert megabytes == [4, 16, 0]
+
+
+@pytest.fixture
+def one_timed_case(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A check of one small case that takes as long and as much as this says."""
+    told = {"seconds": 1e-3, "ratio": 2.0, "noise": 0.01, "workspace": 10**6}
     monkeypatch.setattr(runner, "tasks", lambda *a, **k: [one_task(timed=True)])
-    monkeypatch.setattr(runner, "measure", lambda *a, **k: Times(1e-3, 1e-3))
-    assert command.check(options).passed
-    baseline = replace(options, baseline=tmp_path / "report.json", out=tmp_path / "second")
-    assert command.check(baseline).passed
-    monkeypatch.setattr(runner, "measure", lambda *a, **k: Times(1.1e-3, 1.1e-3))
-    slower = command.check(baseline)
-    assert not slower.passed
-    assert [r.regression for r in slower.results] == [True]
-    assert headline(slower).startswith("1 case passed; ")
-    assert headline(slower).endswith(f"; 1 slower than in {baseline.baseline}")
+    monkeypatch.setattr(runner, "measure", lambda *a, **k: Times(told["seconds"], told["seconds"]))
+    monkeypatch.setattr(runner, "yardstick_ratio", lambda *a, **k: (told["ratio"], told["noise"]))
+    monkeypatch.setattr(runner, "workspace", lambda *a, **k: told["workspace"])
+    return told
 
 
-def test_a_baseline_of_another_machine_or_no_report_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    options = command.Options(("points_in_boxes",), "cpu", baseline=file)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"seconds": 1.1e-3}, []),
+        ({"ratio": 2.2}, ["slower: 1 ms instead of 909 us"]),
+        ({"ratio": 2.2, "noise": 0.2}, []),
+        ({"workspace": 2 * 10**6}, ["more workspace: 2 MB instead of 1 MB"]),
+    ],
+)
+def test_a_run_that_takes_more_than_its_baseline_fails(
+    tmp_path: Path, one_timed_case: dict[str, float], change: dict[str, float], words: list[str]
+) -> None:
+    file = tmp_path / "baselines" / "cpu.json"
+    assert command.check(command.Options(device="cpu", save_baseline=file)).passed
+    (saved,) = json.loads(file.read_text())["cases"]
+    assert {k: saved[k] for k in one_timed_case} == one_timed_case
+    one_timed_case.update(change)
+    report = command.check(command.Options(device="cpu", baseline=file, out=tmp_path))
+    (result,) = report.results
+    assert (result.regressions, report.passed) == (words, not words)
+    assert headline(report).endswith(f"; {1 if words else 'none'} slower or larger than in {file}")
+    page = (tmp_path / "report.html").read_text()
+    assert all(w in page for w in words)
+    assert any("this machine was busy" in line for line in command.remarks(report)) == (result.noise > 0.1)
+    assert command.table(report, every=True)[0][1][0][8] == ("WORSE" if words else "right")
+    again = command.check(command.Options(device="cpu", baseline=tmp_path / "report.json"))
+    assert again.passed, "a report.json is a baseline, too"
+
+
+def test_saving_a_baseline_updates_what_was_measured_and_keeps_the_rest(
+    tmp_path: Path, one_timed_case: dict[str, float]
+) -> None:
+    file = tmp_path / "cpu.json"
+    command.check(command.Options(device="cpu", save_baseline=file))
+    whole = json.loads(file.read_text())
+    whole["cases"].append({**whole["cases"][0], "operator": "another"})
+    file.write_text(json.dumps(whole))
+    one_timed_case["ratio"] = 3.0
+    command.check(command.Options(device="cpu", save_baseline=file))
+    cases = {c["operator"]: c["ratio"] for c in json.loads(file.read_text())["cases"]}
+    assert cases == {"another": 2.0, "points_in_boxes": 3.0}
+
+
+def test_a_baseline_of_another_machine_or_no_baseline_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
     for text, words in (
-        ("{}", "not a report.json"),
-        ("[1", "not a report.json"),
+        ("{}", "not a baseline"),
+        ("[1", "not a baseline"),
+        ("[]", "not a baseline"),
         (json.dumps({"environment": {"cpu": "abacus"}, "device": "cpu", "cases": []}), "abacus.*no comparison"),
     ):
         file.write_text(text)
-        with pytest.raises(UsageError, match=words):
-            command.check(options)
+        for options in ({"baseline": file}, {"save_baseline": file}):
+            with pytest.raises(UsageError, match=words):
+                command.check(command.Options(("points_in_boxes",), "cpu", **options))
+        assert file.read_text() == text
+    with pytest.raises(UsageError, match="No such file"):
+        command.check(command.Options(("points_in_boxes",), "cpu", baseline=tmp_path / "missing"))
+
+
+# Stability
+
+
+def planted_kernel(kind: str) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    calls = iter(range(10**6))
+
+    def kernel(x: torch.Tensor) -> list[torch.Tensor]:
+        out = x * 2
+        if kind == "run":
+            out[0] += 1e-3 * next(calls)
+        elif kind == "threads":
+            out[0] += 1e-3 * torch.get_num_threads()
+        elif kind == "NaN":
+            out[0] = NAN if next(calls) % 2 else 1.0
+        return [out]
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kind", "run_to_run", "across_threads"),
+    [("none", 0, 0), ("run", 2e-3, 4e-3), ("threads", 0, 1e-3), ("NaN", INF, INF)],
+)
+def test_how_much_floats_change_is_a_number(kind: str, run_to_run: float, across_threads: float) -> None:
+    x, before = torch.full((4,), 0.5), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for exact in (False, True):
+            kernel = planted_kernel(kind)
+            found = measure_stability(lambda: kernel(x), kernel(x), threads=True, exact=exact)  # noqa: B023
+            assert torch.get_num_threads() == 2
+            assert found.run_to_run == pytest.approx(run_to_run, rel=0.01)
+            assert found.across_threads == pytest.approx(across_threads, rel=0.01)
+            assert bool(found.failures) == (exact and kind != "none")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_index_that_changes_from_run_to_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["points_in_boxes"]
+    right, calls = op.kernel("cpu"), iter(range(100))
+
+    def wavers(*args: Any) -> torch.Tensor:
+        out: torch.Tensor = right(*args)
+        out.view(-1)[0] += next(calls) % 2
+        return out
+
+    monkeypatch.setitem(op._kernels, "cpu", wavers)
+    (result,) = runner.check([one_task()], "cpu")
+    assert result.failures[0].startswith("output 0 changes from run to run: 1 of ")
+
+
+def test_an_output_that_changes_its_size_fails() -> None:
+    sizes = iter((3, 3, 4, 3))
+    found = measure_stability(lambda: [torch.zeros(next(sizes))], [torch.zeros(3)], threads=True)
+    assert found.run_to_run == 0
+    assert found.failures == ["output 0 changes with 1 threads: [4] instead of [3]"]
+
+
+def test_the_report_says_how_much_results_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "tasks", lambda *a, **k: [one_task()])
+    report = command.check(command.Options(device="cpu", out=tmp_path))
+    assert "The same bits on every run and with every number of threads." in (tmp_path / "report.html").read_text()
+    report.results[:] = [replace(report.results[0], stability=Stability(0.0, 3e-7))]
+    assert "changes by at most 0 of the largest; with the number of threads, by 3.0e-7." in report_page(report)
+    assert as_json(report)["cases"][0]["stability"]["across_threads"] == 3e-7
+    assert command.table(report, every=True)[0][1][0][7] == "3.0e-7"
 
 
 # Case files
@@ -519,7 +702,7 @@ def test_the_report_shows_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     page = (tmp_path / "report.html").read_text()
     assert "1 of 1 cases failed" in page
     assert "What fails" in page
-    assert command.table(report)[0][1][0][7] == "WRONG"
+    assert command.table(report)[0][1][0][8] == "WRONG"
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from triops._bench import Row
 from triops._op import OPERATORS
 from triops._terminal import Progress, styled, table, wrapped
 from triops.acceptance import command
-from triops.acceptance.report import headline, show_time
-from triops.acceptance.results import Report
+from triops.acceptance.report import headline
+from triops.acceptance.results import Report, show_time
 from triops_cli import main as main
 
-STYLES = {"right": "green", "yes": "green", "WRONG": "red", "SLOWER": "red", "NO": "red"}
+STYLES = {"right": "green", "yes": "green", "WRONG": "red", "WORSE": "red", "NO": "red"}
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C has stopped
 
 
@@ -127,11 +127,13 @@ def check(options: Namespace) -> int:
     report = _run_check(
         command.Options(
             tuple(options.operators), options.device, options.backend, options.quick, False, options.seed, options.out,
-            options.save_failures, options.baseline, options.cases,
+            options.save_failures, options.baseline, options.save_baseline, options.cases,
         )
     )  # fmt: skip
     _show_check(report, options.all)
     _show_path("report", options.out / "report.html")
+    if options.save_baseline:
+        _show_path("baseline", options.save_baseline)
     return _status(report)
 
 

@@ -9,17 +9,19 @@ from typing import Any
 
 from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
 from triops._op import OPERATORS, REQUIREMENTS, describe, why_unusable
+from triops.acceptance import baseline, runner
 from triops.acceptance import report as report_files
-from triops.acceptance import runner
 from triops.acceptance.case_file import CaseError, read
 from triops.acceptance.ceilings import measured
-from triops.acceptance.report import MEASURES, show_diff, show_time
-from triops.acceptance.results import BaselineError, Report, Result, environment, read_baseline
+from triops.acceptance.report import MEASURES, show_diff
+from triops.acceptance.results import Report, Result, environment, show_time
 from triops.acceptance.runner import Task
 
-HEADS = ("case", "backend", "dtype", *MEASURES, "verdict", "time", "effic.", "bound")
-OPTIONAL = ("diff2", "diff4", "bound", "backend", "diff1", "diff3")  # left out of a narrow table, in this order
-NUMBERS = (*MEASURES, "time", "effic.")
+HEADS = ("case", "backend", "dtype", *MEASURES, "change", "verdict", "time", "effic.", "bound")
+# what a narrow table leaves out, in this order
+OPTIONAL = ("diff2", "diff4", "bound", "backend", "change", "diff1", "diff3")
+NUMBERS = (*MEASURES, "change", "time", "effic.")
+NOISY = 0.1  # a noise of the ratio to the yardstick above which the gate says little
 
 # What a front end does about each result as it comes: advance a progress bar.
 OnResult = Callable[[Result, int], Any]
@@ -35,7 +37,8 @@ class Options:
     seed: int = 0
     out: Path | None = None  # folder of report.html and report.json; None: none is written
     save_failures: Path | None = None
-    baseline: Path | None = None
+    baseline: Path | None = None  # of an earlier run, than which this one is to be no slower
+    save_baseline: Path | None = None  # where this run is kept as one
     cases: Path | None = None  # case files instead of the samples
     seconds: float | None = None  # for timing one case
 
@@ -48,7 +51,8 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
     """
     device = choose_device(options.device)
     operators = choose_operators(options.operators)
-    before = _baseline(options, device)
+    machine = environment()
+    before = _before(options, device, machine)
     _check_backend(options.backend, device)
     for folder, option in ((options.out, "--out"), (options.save_failures, "--save-failures")):
         if folder is not None:
@@ -56,7 +60,7 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
     todo = _todo(options, operators, device)
     timed = any(t.timed for t in todo)
     ceilings = measured(device) if timed else None
-    report = Report(device, options.quick, options.seed, environment(), ceilings)
+    report = Report(device, options.quick, options.seed, machine, ceilings)
     report.baseline = str(options.baseline or "")
     budget = options.seconds or (0.1 if options.quick or options.demo_only else 0.3)
     try:
@@ -70,6 +74,9 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
             report.bad_calls = runner.check_bad_calls(operators)
     except KeyboardInterrupt:
         report.interrupted_of = len(todo)
+    if options.save_baseline:
+        measured_cases = {r.key: r.measured for r in report.results if r.passed and r.measured}
+        baseline.save(options.save_baseline, device, machine, measured_cases)
     if options.out:
         report_files.write(report, options.out)
     return report
@@ -99,11 +106,18 @@ def _check_backend(backend: str | None, device: str) -> None:
         raise UsageError(f"--backend {backend}: {reason}")
 
 
-def _baseline(options: Options, device: str) -> dict[tuple[str, ...], float]:
+def _before(options: Options, device: str, machine: dict[str, str]) -> dict[baseline.Key, baseline.Measured] | None:
+    """What the baseline holds; None where there is neither one to read nor one to write."""
     try:
-        return read_baseline(options.baseline, device) if options.baseline else {}
-    except BaselineError as error:
+        if options.save_baseline:
+            writable_folder(options.save_baseline.parent, "--save-baseline")
+            if options.save_baseline.exists():
+                baseline.read(options.save_baseline, device, machine)
+        if options.baseline:
+            return baseline.read(options.baseline, device, machine)
+    except baseline.BaselineError as error:
         raise UsageError(str(error)) from None
+    return {} if options.save_baseline else None
 
 
 def _todo(options: Options, operators: list[str], device: str) -> list[Task]:
@@ -122,7 +136,7 @@ def table(report: Report, every: bool = False) -> list[tuple[str, list[tuple[str
     for name in dict.fromkeys(r.operator for r in report.results):
         rows, together = [], dict[tuple[str, str], list[Result]]()
         for r in (r for r in report.results if r.operator == name):
-            if every or not r.passed or r.regression or r.scale in ("network", "recorded"):
+            if every or not r.passed or r.regressions or r.scale in ("network", "recorded"):
                 rows.append(_row(r.case, [r]))
             else:
                 together.setdefault((r.backend, r.dtype), []).append(r)
@@ -138,25 +152,27 @@ def _row(case: str, results: list[Result]) -> tuple[str, ...]:
         values = [v for r in results if (v := r.worst(m)) is not None]
         diffs.append("" if m == "diff4" and len(results) > 1 else show_diff(max(values, default=None)))
     verdict = "right" if all(r.passed for r in results) else "WRONG"
-    if any(r.regression for r in results):
-        verdict = "SLOWER"
+    if any(r.regressions for r in results):
+        verdict = "WORSE"
+    changes = [r.stability.worst for r in results if r.stability]
     e = first.efficiency if len(results) == 1 else None
     share = f"{e.best * 100:.0f} %{'' if e.reached else ' <'}" if e else ""
     time = show_time(first.seconds) if len(results) == 1 else ""
-    return (case, first.backend, first.dtype, *diffs, verdict, time, share, e.bound if e else "")
+    change = show_diff(max(changes)) if changes else ""
+    return (case, first.backend, first.dtype, *diffs, change, verdict, time, share, e.bound if e else "")
 
 
 def remarks(report: Report) -> list[str]:
     """What a reader of the table must still be told, one line each."""
     lines = [f"{r.operator}, {r.case}, {r.dtype}: {f}" for r in report.failed for f in r.failures]
     lines += [f"{b.name}: {b.failure}" for b in report.not_refused]
-    lines += [
-        f"{r.operator}, {r.case}, {r.dtype}: {show_time(r.before_seconds)} before, {show_time(r.seconds)} now"
-        for r in report.regressions
-    ]
+    lines += [f"{r.operator}, {r.case}, {r.dtype}: {w}" for r in report.regressions for w in r.regressions]
     lines += [f"{r.operator}, {r.case}: what was recorded is wrong: {f}" for r in report.results for f in r.recorded]
     if report.slow:
         lines.append(f"'<' marks the {len(report.slow)} timed cases below their efficiency target; the report says why")
+    if report.baseline and (noisy := [r for r in report.results if r.noise > NOISY]):
+        words = f"this machine was busy: {len(noisy)} timed cases were compared more loosely than by {NOISY:.0%}"
+        lines.append(f"{words}, the worst by {max(r.noise for r in noisy):.0%}")
     if report.bad_calls and not report.not_refused:
         lines.append(f"all {len(report.bad_calls)} malformed calls are refused")
     return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triops import _sample
 from triops._op import OPERATORS
-from triops.acceptance.results import Report, Result, as_json
+from triops.acceptance.results import Report, Result, as_json, show_bytes, show_time
 from triops.acceptance.roofline import mark, plot
 
 MEASURES = ("diff1", "diff2", "diff3", "diff4")
@@ -24,13 +24,6 @@ def write(report: Report, folder: Path) -> tuple[Path, Path]:
     data.write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n")
     page.write_text(html(report), encoding="utf-8")
     return page, data
-
-
-def show_time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("us", 1e6))
-    return f"{seconds * scale:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
 
 
 def show_diff(value: float | None) -> str:
@@ -53,7 +46,7 @@ def headline(report: Report) -> str:
     if report.not_refused:
         parts.append(f"{_count(len(report.not_refused), 'malformed call')} not refused as they should be")
     if report.baseline:
-        parts.append(f"{len(report.regressions) or 'none'} slower than in {report.baseline}")
+        parts.append(f"{len(report.regressions) or 'none'} slower or larger than in {report.baseline}")
     return "; ".join(parts)
 
 
@@ -104,7 +97,7 @@ def _tiles(report: Report) -> str:
         refused = len(report.bad_calls) - len(report.not_refused)
         tiles.insert(1, (f"{refused:,} / {len(report.bad_calls):,}", "malformed calls refused", not report.not_refused))
     if report.baseline:
-        tiles.append((str(len(report.regressions)), "slower than before", not report.regressions))
+        tiles.append((str(len(report.regressions)), "slower or larger than before", not report.regressions))
     cells = []
     for number, words, good in tiles:
         mood = "" if good is None else " good" if good else " bad"
@@ -120,8 +113,7 @@ def _failures(report: Report) -> str:
     ]
     rows += [f"<li><b>{escape(b.name)}</b>: {escape(b.failure)}</li>" for b in report.not_refused]
     rows += [
-        f"<li><b>{escape(r.operator)}</b> {escape(r.case)}, {r.dtype}: slower, {show_time(r.before_seconds)} before, "
-        f"{show_time(r.seconds)} now</li>"
+        f"<li><b>{escape(r.operator)}</b> {escape(r.case)}, {r.dtype}: {escape('; '.join(r.regressions))}</li>"
         for r in report.regressions
     ]
     return f'<section class="failures"><h2>What fails</h2><ul>{"".join(rows)}</ul></section>' if rows else ""
@@ -176,7 +168,7 @@ def _operator(report: Report, name: str, index: int) -> str:
     if flips:
         values = f"{flips:,} values" if flips > 1 else "one value"
         parts.append(f" In {values} float64 decides otherwise: a rounding flips a predicate or overflows.")
-    parts.append("</p>")
+    parts.append(f" {_stability_words(results)}</p>")
     if timed:
         parts.append(_times(timed, report.device))
         if report.ceilings:
@@ -191,6 +183,19 @@ def _operator(report: Report, name: str, index: int) -> str:
     return "".join(parts)
 
 
+def _stability_words(results: list[Result]) -> str:
+    """How much results change from run to run, and with the number of CPU threads."""
+    found = [r.stability for r in results if r.stability]
+    if not found:
+        return ""
+    runs, across = max(s.run_to_run for s in found), [s.across_threads for s in found if s.across_threads is not None]
+    threads = max(across, default=0.0)
+    if not runs and not threads:
+        return f"The same bits on every run{' and with every number of threads' if across else ''}."
+    words = f"From run to run a value changes by at most {show_diff(runs)} of the largest"
+    return f"{words}; with the number of threads, by {show_diff(threads)}." if across else f"{words}."
+
+
 def _times(timed: list[Result], device: str) -> str:
     rows = []
     graphs = device == "cuda"  # elsewhere a call has only one time
@@ -198,16 +203,19 @@ def _times(timed: list[Result], device: str) -> str:
         e = r.efficiency
         assert e is not None
         assert r.seconds is not None
-        slower = f' <span class="bad">was {show_time(r.before_seconds)}</span>' if r.regression else ""
+        worse = f"<small class=bad>{escape('; '.join(r.regressions))}</small>" if r.regressions else ""
         eager = f"<td class='n wide'>{show_time(r.eager_seconds)}</td>"
         gigabytes, operations = r.bytes / r.seconds / 1e9, r.ops / r.seconds / 1e9
         rows.append(
-            f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.dtype}</small></td>"
-            f"<td class=n>{show_time(r.seconds)}{slower}</td>{eager if graphs else ''}"
-            f"<td class='n wide'>{gigabytes:,.1f}</td><td class='n wide'>{operations:,.1f}</td>"
-            f"<td class=wide>{e.bound}</td><td class=n>{_bar(e.best, e.line)}</td></tr>"
+            f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.dtype}</small>{worse}</td>"
+            f"<td class=n>{show_time(r.seconds)}</td>{eager if graphs else ''}"
+            f"<td class='n wide'>{show_bytes(r.workspace)}</td><td class='n wide'>{gigabytes:,.1f}</td>"
+            f"<td class='n wide'>{operations:,.1f}</td><td class=wide>{e.bound}</td>"
+            f"<td class=n>{_bar(e.best, e.line)}</td></tr>"
         )
-    heads = ("case", "n:time", *(["nw:eager"] if graphs else []), "nw:GB/s", "nw:Gop/s", "w:bound by", "n:efficiency")
+    eager_head = ["nw:eager"] if graphs else []
+    rates = ("nw:workspace", "nw:GB/s", "nw:Gop/s", "w:bound by", "n:efficiency")
+    heads = ("case", "n:time", *eager_head, *rates)
     reasons: dict[str, list[str]] = {}
     for r in timed:
         if r.efficiency and not r.efficiency.reached:
@@ -234,10 +242,13 @@ def _accuracy(results: list[Result]) -> str:
         rows.append(
             f"<tr><td>{escape(r.case)}<small>{r.scale}, {r.backend}, {r.dtype}</small>{note}</td>{diffs}"
             f"<td class=wide>{baseline}</td><td class='n wide'>{r.flips or ''}</td>"
+            f"<td class='n wide'>{show_diff(r.stability.worst) if r.stability else ''}</td>"
             f"<td>{_verdict(r.passed, 'wrong')}</td></tr>"
         )
-    heads = ("case", "n:diff1", "nw:diff2", "nw:diff3", "nw:diff4", "w:baseline", "nw:decided otherwise", "verdict")
-    return _table(heads, rows)
+    diffs_heads = ("n:diff1", "nw:diff2", "nw:diff3", "nw:diff4")
+    return _table(
+        ("case", *diffs_heads, "w:baseline", "nw:decided otherwise", "nw:change from run to run", "verdict"), rows
+    )
 
 
 def _bad_calls(report: Report) -> str:

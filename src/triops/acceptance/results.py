@@ -1,8 +1,7 @@
-"""What came of a check: one `Result` a case, one `Report` a run, its JSON, and an earlier one to compare with."""
+"""What came of a check: one `Result` per case, one `Report` per run, and its JSON."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -13,7 +12,9 @@ from typing import Any
 import torch
 
 from triops import _info
+from triops.acceptance.baseline import Key, Measured
 from triops.acceptance.ceilings import Ceilings
+from triops.acceptance.stability import Stability
 from triops.acceptance.standard import Efficiency, Judgement
 
 
@@ -33,8 +34,11 @@ class Result:
     ops: int = 0
     efficiency: Efficiency | None = None
     recorded: list[str] = field(default_factory=list)  # what is wrong with the outputs of a case file
-    before_seconds: float | None = None  # the time in the report that `--baseline` names
-    regression: bool = False
+    ratio: float | None = None  # of the time to the yardstick's, see `baseline`
+    noise: float = 0.0
+    workspace: int | None = None  # bytes beside inputs and outputs
+    regressions: list[str] = field(default_factory=list)  # in what it is worse than in `--baseline`
+    stability: Stability | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -42,7 +46,7 @@ class Result:
         found = ([self.error] if self.error else []) + self.damage
         for i, judgement in enumerate(self.judgements):
             found += [f"output {i}: {f}" if several else f for f in judgement.failures]
-        return found
+        return found + (self.stability.failures if self.stability else [])
 
     @property
     def passed(self) -> bool:
@@ -61,8 +65,12 @@ class Result:
         return sum(j.flips for j in self.judgements)
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> Key:
         return (self.operator, self.case, self.backend, self.dtype)
+
+    @property
+    def measured(self) -> Measured | None:
+        return None if self.seconds is None else Measured(self.seconds, self.ratio, self.noise, self.workspace)
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Report:
 
     @property
     def regressions(self) -> list[Result]:
-        return [r for r in self.results if r.regression]
+        return [r for r in self.results if r.regressions]
 
     @property
     def slow(self) -> list[Result]:
@@ -138,32 +146,31 @@ def as_json(report: Report) -> Any:
     return _plain(whole)
 
 
+def show_time(seconds: float | None) -> str:
+    """
+    >>> show_time(0.01234), show_time(2e-6), show_time(None)
+    ('12.3 ms', '2 us', '')
+    """
+    if seconds is None:
+        return ""
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("us", 1e6))
+    return f"{seconds * scale:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+
+
+def show_bytes(count: int | None) -> str:
+    """
+    >>> show_bytes(12), show_bytes(1_234_567), show_bytes(None)
+    ('12 B', '1.23 MB', '')
+    """
+    if count is None:
+        return ""
+    unit, scale = next(((u, s) for u, s in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if count >= s), ("B", 1))
+    return f"{count / scale:.3g} {unit}"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class BaselineError(ValueError):
-    """A report that this run cannot be compared with."""
-
-
-def _key(case: dict[str, Any]) -> tuple[str, ...]:
-    return (case["operator"], case["case"], case["backend"], case["dtype"])
-
-
-def read_baseline(path: Path, device: str) -> dict[tuple[str, ...], float]:
-    """Times of an earlier report by operator, case, backend and dtype; refused where it is of another machine."""
-    try:
-        found = json.loads(path.read_text())
-        theirs = found["environment"]["cpu" if device == "cpu" else "gpu"]
-        same_device, cases = found["device"] == device, found["cases"]
-        times = {_key(c): float(c["seconds"]) for c in cases if c["seconds"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BaselineError(f"{path}: not a report.json of `triops check` ({type(error).__name__}: {error})") from None
-    ours = environment()["cpu" if device == "cpu" else "gpu"]
-    if not same_device or theirs != ours:
-        raise BaselineError(f"{path} was taken on {found['device']}, {theirs}; this is {device}, {ours}: no comparison")
-    return times

@@ -17,12 +17,15 @@ from torch import Tensor
 from triops import _sample
 from triops._op import OPERATORS, Operator, reference_backend, why_unusable
 from triops.acceptance import case_file
+from triops.acceptance.baseline import Key, Measured, larger, slower
 from triops.acceptance.ceilings import Ceilings
 from triops.acceptance.guards import guarded_memory
 from triops.acceptance.inputs import reseeded
-from triops.acceptance.results import BadCallResult, Result
-from triops.acceptance.standard import efficiency, is_regression, judge
-from triops.acceptance.timing import measure
+from triops.acceptance.results import BadCallResult, Result, show_bytes, show_time
+from triops.acceptance.stability import measure_stability
+from triops.acceptance.standard import efficiency, judge
+from triops.acceptance.timing import Times, measure, yardstick_ratio
+from triops.acceptance.workspace import workspace
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,13 @@ def case_tasks(path: Path) -> list[Task]:
 
 def check(
     todo: Sequence[Task], device: str, *, backend: str | None = None, ceilings: Ceilings | None = None,
-    seconds: float = 0.2, before: dict[tuple[str, ...], float] | None = None, save_failures: Path | None = None,
+    seconds: float = 0.2, before: dict[Key, Measured] | None = None, save_failures: Path | None = None,
 ) -> Iterator[Result]:  # fmt: skip
-    """Check the tasks one by one; with ceilings the timed ones are timed."""
+    """Check the tasks one by one; with ceilings the timed ones are timed.
+
+    before: what cases took in an earlier run, of which this one is to be no slower. Not None, even if empty: on a CPU
+    times are taken as ratios to the yardstick, too.
+    """
     for task in todo:
         operator = OPERATORS[task.operator]
         use = backend or backend_for(operator, device)
@@ -104,7 +111,7 @@ def check(
         args = task.make()
         result, outputs = _judged(task, operator, use, device, args)
         if ceilings and task.timed and result.passed:
-            result = _timed(result, task, operator, use, device, args, ceilings, seconds, before or {})
+            result = _timed(result, task, operator, use, device, args, ceilings, seconds, before)
         if save_failures and not result.passed:
             _save(save_failures, result, args, outputs)
         yield result
@@ -130,12 +137,19 @@ def _judged(
         if where != "cpu" and not all(j.passed for j in judgements):
             own, wide = references(operator, args)  # the CPU's word is final: other devices round in other ways
             judgements = judge(outputs, own, wide, standard)
+        stability = None
+        if backend == device or (backend, device) == ("gpu", "cuda"):  # neither the reference nor the interpreter
+            again = _sample.to_device(args, device)
+            stability = measure_stability(
+                lambda: _sample.specified(operator, again, operator.kernel(backend)(*again)), outputs,
+                threads=device == "cpu", exact=standard.floats == "exact",
+            )  # fmt: skip
     except Exception as error:  # whatever is thrown is the verdict, and the other cases still run
         return replace(result, error=f"{type(error).__name__}: {error}"), None
     recorded = []
     if task.recorded is not None:
         recorded = [f for j in judge(task.recorded, own, wide, standard) for f in j.failures]
-    return replace(result, judgements=judgements, damage=damage, recorded=recorded), outputs
+    return replace(result, judgements=judgements, damage=damage, recorded=recorded, stability=stability), outputs
 
 
 def references(operator: Operator, args: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -148,18 +162,26 @@ def references(operator: Operator, args: tuple[Any, ...]) -> tuple[list[Tensor],
 
 def _timed(
     result: Result, task: Task, operator: Operator, backend: str, device: str, args: tuple[Any, ...],
-    ceilings: Ceilings, budget: float, before: dict[tuple[str, ...], float],
+    ceilings: Ceilings, budget: float, before: dict[Key, Measured] | None,
 ) -> Result:  # fmt: skip
     moved = _sample.to_device(args, device)
+    used = workspace(operator.kernel(backend), moved, device)
     # Through the dispatcher, as a user calls it, unless another backend is asked for.
     function = operator if backend == backend_for(operator, device) else operator.kernel(backend)
-    time = partial(measure, partial(function, *moved), device, budget, capture=not operator.dynamic_output)
-    times = time()
-    earlier = before.get(result.key)
+    call = partial(function, *moved)
+    with_ratio = device == "cpu" and before is not None
+
+    def timed() -> tuple[Times, Measured]:
+        times = measure(call, device, budget, capture=not operator.dynamic_output)
+        ratio, noise = yardstick_ratio(call, budget) if with_ratio else (None, 0.0)
+        return times, Measured(times.seconds, ratio, noise, used)
+
+    times, now = timed()
+    earlier = (before or {}).get(result.key)
     for _ in range(2):  # a machine that was busy for a moment is no regression
-        if earlier is None or not is_regression(earlier, times.seconds):
+        if earlier is None or slower(earlier, now) is None:
             break
-        times = min(times, time(), key=lambda t: t.seconds)
+        times, now = min((times, now), timed(), key=lambda found: found[1].ratio or found[1].seconds)
     work, standard = _sample.module_of(operator).work(operator.name, args), _sample.standard_of(operator)
     peak = ceilings.peak(standard.arithmetic, task.dtype)
     found = efficiency(
@@ -167,8 +189,17 @@ def _timed(
     )
     return replace(
         result, seconds=times.seconds, eager_seconds=times.eager, bytes=work.bytes, ops=work.ops, efficiency=found,
-        before_seconds=earlier, regression=earlier is not None and is_regression(earlier, times.seconds),
+        ratio=now.ratio, noise=now.noise, workspace=now.workspace, regressions=_regressions(earlier, now),
     )  # fmt: skip
+
+
+def _regressions(before: Measured | None, now: Measured) -> list[str]:
+    found = []
+    if before is not None and (expected := slower(before, now)) is not None:
+        found.append(f"slower: {show_time(now.seconds)} instead of {show_time(expected)}")
+    if before is not None and larger(before, now):
+        found.append(f"more workspace: {show_bytes(now.workspace)} instead of {show_bytes(before.workspace)}")
+    return found
 
 
 def _save(folder: Path, result: Result, args: tuple[Any, ...], outputs: list[Tensor] | None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # more than any GPU's L2
@@ -33,6 +37,56 @@ def _cpu_seconds(call: Callable[[], Any], budget: float) -> float:
 
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange(min_run_time=budget).median)
+
+
+def yardstick_ratio(call: Callable[[], Any], budget: float) -> tuple[float, float]:
+    """How many times longer a call takes than the yardstick, and how much of that is noise, as a share.
+
+    Both take turns, so that a busy machine slows both. Of each the lower quartile counts: a round in which another
+    program ran says nothing about either. The noise is how far the yardstick's median lies above its lower quartile:
+    1 % on an idle machine.
+    """
+    yardstick = _yardstick(torch.get_num_threads())
+    yardstick()
+    once = _seconds(call, 1)
+    repeats = max(1, int(0.001 / max(once, 1e-7)))
+    mine, others = list[float](), list[float]()
+    stop = time.perf_counter() + budget
+    while len(mine) < 8 or (time.perf_counter() < stop and len(mine) < 400):
+        mine.append(_seconds(call, repeats) / repeats)
+        others.append(_seconds(yardstick, 1))
+    mine.sort()
+    others.sort()
+    quarter, half = len(mine) // 4, len(mine) // 2
+    return mine[quarter] / others[quarter], others[half] / others[quarter] - 1
+
+
+def _seconds(call: Callable[[], Any], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return time.perf_counter() - start
+
+
+@functools.cache
+def _yardstick(threads: int) -> Callable[[], None]:
+    """About a millisecond of NumPy: arithmetic on what the caches hold, and reads from all over 16 MB.
+
+    On threads of its own: torch's are in the way of a kernel's for a while after each use.
+    """
+    small, large = np.linspace(1, 2, 2**14, dtype=np.float32), np.zeros(2**22, np.float32)
+    places = np.arange(2**15) * 40_503 % large.size
+    pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def part(_: int) -> None:
+        for _ in range(20):
+            np.sqrt(small * small + small)
+        large.take(places)
+
+    def run() -> None:
+        list(map(part, range(1)) if pool is None else pool.map(part, range(threads)))
+
+    return run
 
 
 def eager_seconds(call: Callable[[], Any], budget: float) -> float:
