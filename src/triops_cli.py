@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_backend(check)
     check.add_argument("--seed", type=int, default=0, help="other random numbers in the samples")
     check.add_argument("--out", type=Path, default=Path("triops-check"), help="folder of report.html and report.json")
-    check.add_argument("--cases", type=Path, metavar="DIR", help="case files instead of the samples")
+    check.add_argument("--cases", type=Path, metavar="DIR", help="case files of this folder, not the samples")
     check.add_argument("--save-failures", type=Path, metavar="DIR", help="write each failing case to a file here")
     check.add_argument(
         "--baseline", type=Path, metavar="FILE", help="fail where this run takes more time or memory than that one"

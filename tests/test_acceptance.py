@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import triops_cli
-from triops import _sample
+from triops import _environment, _sample
 from triops._arguments import UsageError
 from triops._op import OPERATORS
 from triops._sample import Standard
-from triops.acceptance import case_file, command, runner, timing
+from triops.acceptance import case_file, command, record, runner, shapes, timing
 from triops.acceptance.baseline import Measured, larger, slower
 from triops.acceptance.case_file import Case, CaseError
 from triops.acceptance.diffs import compare
@@ -626,7 +626,7 @@ def test_a_program_records_its_calls_and_the_check_runs_them(tmp_path: Path) -> 
     pytest.importorskip("safetensors")
     done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path / "calls"))
     assert done.returncode == 0, done.stderr
-    files = sorted((tmp_path / "calls").iterdir())
+    files = case_file.files_in(tmp_path / "calls")
     assert [f.name.rpartition("-")[0] for f in files] == [f"0000{n}-points_in_boxes" for n in (1, 2, 3)]
     report = command.check(command.Options(device="cpu", cases=tmp_path / "calls"))
     assert (report.passed, len(report.results)) == (True, 3)
@@ -636,10 +636,179 @@ def test_a_program_records_its_calls_and_the_check_runs_them(tmp_path: Path) -> 
 def test_recording_stops_at_its_limit_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path), TRIOPS_RECORD_LIMIT="2")
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(case_file.files_in(tmp_path)) == 2
     assert "the limit is reached" in done.stderr
     done = python(PROGRAM, TRIOPS_RECORD=str(tmp_path / "b"), TRIOPS_RECORD_LIMIT="9,100B")
-    assert len(list((tmp_path / "b").iterdir())) == 2
+    assert len(case_file.files_in(tmp_path / "b")) == 2
+
+
+OTHER_DATA = PROGRAM + "\n" + PROGRAM.replace("zeros", "ones").replace("import", "import sys,")
+
+
+def test_a_call_that_comes_again_is_counted_and_not_written_again(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    assert python(OTHER_DATA + "\n" + PROGRAM, TRIOPS_RECORD=str(tmp_path)).returncode == 0
+    files = case_file.files_in(tmp_path)
+    assert len(files) == 6
+    assert record.counts_in(tmp_path) == {file.name: 2 if i < 3 else 1 for i, file in enumerate(files)}
+
+
+def test_shapes_alone_can_be_recorded_and_checked(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['safetensors'] = None\n"
+    done = python(without + OTHER_DATA, TRIOPS_RECORD=str(tmp_path / "net"), TRIOPS_RECORD_MODE="shapes")
+    assert done.returncode == 0, done.stderr
+    files = case_file.files_in(tmp_path / "net")
+    assert [f.name.rpartition("-")[0] for f in files] == [f"0000{n}-points_in_boxes" for n in (1, 2, 3)]
+    assert set(record.counts_in(tmp_path / "net").values()) == {2}
+    case = case_file.read(files[2])
+    assert (case.described, case.args[0].shape, case.args[2:]) == (True, (1, 3, 3), ("center", 0.0))
+    assert (case.args[0] == 0).all()
+    assert (case.args[1] == 1).all()
+    report = command.check(command.Options(device="cpu", cases=tmp_path / "net"))
+    assert (report.passed, [r.calls for r in report.results]) == (True, [2, 2, 2])
+
+
+def test_a_mode_of_recording_that_there_is_not_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_environment, "_warned", set())
+    monkeypatch.setenv("TRIOPS_RECORD_MODE", "sahpes")
+    with pytest.warns(RuntimeWarning, match="TRIOPS_RECORD_MODE must be data or shapes, got 'sahpes'"):
+        assert not _environment.record_shapes_only()
+    for value, shapes_only in (("Shapes", True), ("data", False), ("", False)):
+        monkeypatch.setenv("TRIOPS_RECORD_MODE", value)
+        assert _environment.record_shapes_only() is shapes_only
+
+
+def test_a_forked_process_counts_its_own_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors")
+    recorder, op = Recorder(tmp_path, 9, 10**6), OPERATORS["points_in_boxes"]
+    args = (torch.zeros(1, 2, 3), torch.ones(1, 1, 7), "center", 0.0)
+    for _ in range(4):
+        recorder(op, op.reference, args)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 4711)
+        recorder(op, op.reference, args)
+    (file,) = case_file.files_in(tmp_path)
+    assert json.loads((tmp_path / "calls-4711.json").read_text()) == {file.name: 1}
+    assert record.counts_in(tmp_path) == {file.name: 5}
+
+
+def test_damaged_counts_are_no_harm(tmp_path: Path) -> None:
+    for i, text in enumerate(("", "[", "[1]", '{"a": "b", "c": -1, "d": true, "e": 2}')):
+        (tmp_path / f"calls-{i}.json").write_text(text)
+    assert record.counts_in(tmp_path) == {"e": 2}
+
+
+def test_folders_are_networks_and_the_report_sums_them_up(tmp_path: Path) -> None:
+    op = OPERATORS["points_in_boxes"]
+    for network, sizes, process in (("pillars", (2, 3, 2, 2), 1), ("pillars", (3, 5), 2), ("second", (7,), 3)):
+        recorder = Recorder(tmp_path / network, 9, 10**6, shapes_only=True)
+        for size in sizes:
+            recorder(op, op.reference, (torch.zeros(1, size, 3), torch.ones(1, 1, 7), "center", 0.0))
+        recorder.save_counts()
+        for file in (tmp_path / network).glob(f"*{os.getpid()}*"):
+            text = file.read_text().replace(f"-{os.getpid()}", f"-{process}")
+            file.rename(file.with_name(file.name.replace(str(os.getpid()), str(process)))).write_text(text)
+    report = command.check(command.Options(device="cpu", cases=tmp_path, out=tmp_path / "report", seconds=0.001))
+    pillars, second = report.networks
+    assert (pillars.name, pillars.operators, len(pillars.results), pillars.calls) == ("pillars", 1, 3, 6)
+    assert [r.calls for r in pillars.results] == [3, 2, 1], "what two processes have called is one case"
+    assert (second.name, second.calls, second.wrong) == ("second", 1, 0)
+    assert pillars.seconds > second.seconds > 0
+    assert "<h2>Networks</h2>" in (tmp_path / "report" / "report.html").read_text()
+    assert any(line.startswith("pillars: 1 operators, 3 cases in 6 calls, ") for line in command.remarks(report))
+
+
+# Descriptions of tensors
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(4, 3), torch.rand(3, 4).t(), torch.rand(2, 8, 5, 6).contiguous(memory_format=torch.channels_last),
+        torch.rand(5, 10)[:, ::2], torch.rand(1, 5).expand(4, 5), torch.rand(0, 3), torch.tensor(1.5),
+        torch.randint(-5, 9, (100, 4)), torch.rand(9).half(), torch.rand(20, 40).bfloat16(), torch.rand(9) > 0.5,
+        torch.rand(50, 2, dtype=torch.float64) * 1e200, torch.tensor([2**60, -(2**60)]),
+    ],
+    ids=lambda t: f"{t.dtype}{list(t.shape)}{list(t.stride())}",
+)  # fmt: skip
+def test_a_tensor_made_from_a_description_is_like_the_first(tensor: torch.Tensor) -> None:
+    description = json.loads(json.dumps(shapes.described(tensor, 3)))
+    again, same, other = shapes.made(description), shapes.made(description), shapes.made({**description, "seed": 4})
+    assert (again.dtype, again.shape, again.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+    assert torch.equal(again, same)
+    if description["low"] != description["high"]:
+        assert not torch.equal(again, other)
+    if tensor.numel():
+        columns = tensor.dim() > 1 and tensor.shape[-1] <= 16
+        for got, given in zip(
+            *(t.reshape(-1, t.shape[-1]).t() if columns else t.reshape(1, -1) for t in (again, tensor)), strict=True
+        ):
+            assert given.min() <= got.min()
+            assert got.max() <= given.max()
+
+
+def test_ranges_leave_out_what_is_not_finite_and_order_is_kept() -> None:
+    found = shapes.described(torch.tensor([[NAN, INF], [2.0, -INF], [3.0, NAN]]), 0)
+    assert (found["low"], found["high"]) == ([2.0, 0.0], [3.0, 0.0])
+    starts = shapes.made(shapes.described(torch.tensor([0, 4, 4, 9, 30]), 0))
+    assert (starts[1:] >= starts[:-1]).all()
+    assert shapes.made(shapes.described(torch.rand(9).unfold(0, 4, 1), 0)).shape == (6, 4), "windows overlap"
+
+
+GOOD = {"shape": [2, 3], "dtype": "float32", "stride": [3, 1], "low": 0.0, "high": 1.0, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": None}, {"shape": [2, -3]}, {"shape": [2, True]}, {"shape": [2]}, {"shape": [10**6] * 2},
+        {"stride": [10**12, 1]}, {"stride": [-1, 1]}, {"stride": "31"}, {"dtype": "complex64"}, {"dtype": ["float32"]},
+        {"low": "0"}, {"low": [1, 2]}, {"low": None}, {"high": [[1, 2, 3]]}, {"high": 1e300, "low": 10**400},
+        {"seed": -1}, {"seed": 1.5}, {"seed": 2**70}, {"dtype": "int32", "low": 0.5},
+    ],
+)  # fmt: skip
+def test_a_malformed_description_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(shapes.DescriptionError):
+        shapes.made({**GOOD, **change})
+    arguments = [{"described": {**GOOD, **change}}, {"described": GOOD}, "center", 0.0]
+    header = {"format": 1, "operator": "points_in_boxes", "arguments": arguments, "outputs": None, "about": {}}
+    file = tmp_path / "x.case.json"
+    file.write_text(json.dumps({"triops case": header}))
+    with pytest.raises(CaseError, match=r"x\.case\.json"):
+        case_file.read(file)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"triops case": 5}', "[" * 100_000, "\x00\xff"])
+def test_a_json_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.case.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(CaseError, match=r"x\.case\.json"):
+        case_file.read(file)
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_calls_of_every_operator_can_be_made_up_from_their_shapes(operator: str, tmp_path: Path) -> None:
+    samples = [s for s in _sample.all_samples() if s.operator == operator and s.scale == "general"][:3]
+    for i, sample in enumerate(samples):
+        file = tmp_path / f"{i}{case_file.SHAPES_SUFFIX}"
+        args = sample.make(sample.dtypes[0])
+        case_file.write_described(file, operator, args, i, {})
+    results = list(runner.check(runner.case_tasks(tmp_path), "cpu"))
+    assert [r.failures for r in results] == [[]] * len(results)
+    # where a list in an argument starts with its own length, no range tells that
+    assert operator == "roiaware_pool3d_backward" or not any(r.not_run for r in results)
+
+
+def test_a_case_that_cannot_be_made_up_is_no_failure(tmp_path: Path) -> None:
+    file = tmp_path / f"a{case_file.SHAPES_SUFFIX}"
+    args = (torch.zeros(1, 2, 3), torch.ones(1, 1, 7), "center", 0.0)
+    case_file.write_described(file, "points_in_boxes", args, 0, {})
+    file.write_text(file.read_text().replace('"center"', '"top"'))
+    report = command.check(command.Options(device="cpu", cases=tmp_path))
+    assert report.passed
+    assert report.results[0].not_run.startswith("ValueError: points_in_boxes: z_origin must be")
+    assert command.table(report)[0][1][0][8] == "not run"
+    assert any("not made up from shapes: ValueError" in line for line in command.remarks(report))
 
 
 def test_without_safetensors_recording_says_what_to_install(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import os
 import re
 import warnings
 
-VARIABLES = ("TRIOPS_BACKEND", "TRIOPS_CHECK", "TRIOPS_LOG", "TRIOPS_RECORD", "TRIOPS_RECORD_LIMIT")
+VARIABLES = (
+    "TRIOPS_BACKEND", "TRIOPS_CHECK", "TRIOPS_LOG", "TRIOPS_RECORD", "TRIOPS_RECORD_LIMIT", "TRIOPS_RECORD_MODE",
+)  # fmt: skip
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
-DEFAULT_RECORD_LIMIT = 1000, 10**9  # calls, bytes
+DEFAULT_RECORD_LIMIT = 1000, 10**9  # cases, bytes
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 _warned: set[str] = set()
@@ -63,8 +65,16 @@ def record_folder() -> str | None:
     return os.environ.get("TRIOPS_RECORD") or None
 
 
+def record_shapes_only() -> bool:
+    """TRIOPS_RECORD_MODE=shapes: of tensors, shape, dtype, strides, value ranges and a seed are written, no data."""
+    value = _value("TRIOPS_RECORD_MODE")
+    if value not in ("", "data", "shapes"):
+        _warn_of_value("TRIOPS_RECORD_MODE", "data or shapes")
+    return value == "shapes"
+
+
 def record_limit() -> tuple[int, int]:
-    """TRIOPS_RECORD_LIMIT=COUNT or COUNT,BYTES: calls and bytes after which a recording ends."""
+    """TRIOPS_RECORD_LIMIT=COUNT or COUNT,BYTES: cases and bytes after which a recording ends."""
     text = os.environ.get("TRIOPS_RECORD_LIMIT", "")
     found = parse_limit(text) if text.strip() else DEFAULT_RECORD_LIMIT
     if found is None:

@@ -7,7 +7,8 @@ Each operator folder has a `samples.py` with
     work(operator, args) -> Work             what a call must at least move and compute
     baselines(operator) -> dict[str, fn]     what else computes the same: plain torch, installed peers
 and, where the usual standard does not fit, STANDARD: dict from operator to Standard; where an output holds places that
-the operator leaves open, specified(operator, args, outputs) -> outputs with one value in all of those.
+the operator leaves open, specified(operator, args, outputs) -> outputs with one value in all of those; where optional
+arguments say the same as others, DERIVED: dict from operator to their names.
 """
 
 from __future__ import annotations

@@ -12,5 +12,6 @@ command.py    what `triops check` and `triops replay` do
 guards.py     memory that shows what a kernel writes outside of its buffers, and what it does not write
 soak/         random calls of everything, for as long as you like; sanitize.py runs them under compute-sanitizer
 case_file.py  one call in one file; record.py writes such files from a running program
+shapes.py     a tensor described by shape, dtype, strides, value ranges and a seed
 report.py     report.html and report.json
 """

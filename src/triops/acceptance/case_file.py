@@ -1,4 +1,5 @@
-"""One operator call in one file: safetensors, with the parameters as JSON in its header.
+"""One operator call in one file: safetensors, with the parameters as JSON in its header; or JSON alone, in which
+tensors are described and not held (see `shapes`).
 
 Reading runs no code from the file: tensors are bytes, parameters are JSON, and the operator is looked up by name.
 A file that is cut off, malformed or of something else is refused with a `CaseError` that says why.
@@ -6,20 +7,25 @@ A file that is cut off, malformed or of something else is refused with a `CaseEr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from triops._op import OPERATORS
-from triops._sample import tensors_of
+from triops._sample import module_of, tensors_of
+from triops.acceptance.shapes import DescriptionError, described, layout, made
 
 FORMAT = 1
 SUFFIX = ".safetensors"
+SHAPES_SUFFIX = ".case.json"
+_MOST_JSON = 10**7  # bytes of a description, which takes a few hundred per tensor
 _KEY = "triops case"
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -34,6 +40,7 @@ class Case:
     args: tuple[Any, ...]  # on the CPU
     outputs: list[Tensor] | None = None  # what the recorded call gave; None: it never came back
     about: dict[str, Any] = field(default_factory=dict)  # free words: device, versions, why it was saved
+    described: bool = False  # the values of the tensors are drawn: the file holds shapes and ranges alone
 
 
 def require_safetensors(what: str) -> None:
@@ -56,19 +63,54 @@ def write(path: Path, case: Case) -> None:
     header = {
         "format": FORMAT, "operator": case.operator, "arguments": arguments, "outputs": outputs, "about": case.about,
     }  # fmt: skip
-    data = save(tensors, {_KEY: json.dumps(header)})
+    write_whole(path, save(tensors, {_KEY: json.dumps(header)}))
+
+
+def write_described(path: Path, operator: str, args: tuple[Any, ...], seed: int, about: dict[str, Any]) -> None:
+    """As `write`, with descriptions in place of tensors. Plans, which say the same as other arguments, are left out."""
+    derived = getattr(module_of(OPERATORS[operator]), "DERIVED", {}).get(operator, ())
+    arguments = [
+        None if name in derived else _describe(value, 100 * seed + i)
+        for i, (name, value) in enumerate(zip(OPERATORS[operator].parameters, args, strict=True))
+    ]
+    header = {"format": FORMAT, "operator": operator, "arguments": arguments, "outputs": None, "about": about}
+    write_whole(path, (json.dumps({_KEY: header}, indent=1) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_bytes(data)
     partial.replace(path)
 
 
+def digest(operator: str, args: tuple[Any, ...], shapes_only: bool) -> bytes:
+    """Equal for calls that are the same: in operator, parameters and data, or in operator, parameters and layouts."""
+    found = hashlib.blake2b(operator.encode(), digest_size=16)
+    for value in args:
+        if isinstance(value, Tensor):
+            found.update(repr(layout(value)).encode())
+            if not shapes_only:
+                data: Any = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                found.update(data)
+        else:
+            found.update(repr(value).encode())
+    return found.digest()
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The case files in a folder, in the order of their names."""
+    return sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SHAPES_SUFFIX}")])
+
+
 def read(path: Path) -> Case:
+    if not path.is_file():
+        raise CaseError(f"{path}: no such file")
+    if path.name.endswith(".json"):
+        return _read_described(path)
     require_safetensors("reading a case file")
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise CaseError(f"{path}: no such file")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             text = (file.metadata() or {}).get(_KEY)
@@ -81,6 +123,30 @@ def read(path: Path) -> Case:
         return _unpack(json.loads(text), tensors)
     except (CaseError, json.JSONDecodeError, RecursionError) as error:
         raise CaseError(f"{path}: {error}") from None
+
+
+def _read_described(path: Path) -> Case:
+    try:
+        if path.stat().st_size > _MOST_JSON:
+            raise CaseError("too large for a description of a case")
+        header = json.loads(path.read_bytes())
+        if not isinstance(header, dict) or _KEY not in header:
+            raise CaseError("a JSON file, but not a case that triops wrote")
+        return replace(_unpack(header[_KEY], {}), described=True)
+    except (CaseError, DescriptionError, OSError, ValueError, RecursionError) as error:
+        raise CaseError(f"{path}: {error}") from None
+    except (RuntimeError, MemoryError):
+        raise CaseError(f"{path}: its tensors do not fit into memory") from None
+
+
+def _describe(value: Any, seed: int) -> Any:
+    if isinstance(value, Tensor):
+        return {"described": described(value, seed)}
+    if isinstance(value, list | tuple):
+        return [_describe(v, seed + i) for i, v in enumerate(value)]
+    if isinstance(value, _SCALARS):
+        return value
+    raise TypeError(f"a case file cannot hold {type(value).__name__}")
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -116,6 +182,8 @@ def _unpack(header: Any, tensors: dict[str, Tensor]) -> Case:
 
 
 def _value(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(packed, dict) and "described" in packed:
+        return made(packed["described"])
     if isinstance(packed, dict):
         name, order = packed.get("tensor"), packed.get("order")
         tensor = tensors.get(name) if isinstance(name, str) else None

@@ -90,6 +90,8 @@ def describe_case(path: Path) -> list[str]:
         raise UsageError(str(error)) from None
     args = describe(OPERATORS[case.operator].parameters, case.args)
     back = "its outputs are kept" if case.outputs is not None else "the call never came back"
+    if case.described:
+        back = "values are drawn from the ranges that were recorded"
     return [f"{case.operator}({args})", *(f"{k}: {v}" for k, v in case.about.items() if k != "call"), back]
 
 
@@ -152,6 +154,8 @@ def _row(case: str, results: list[Result]) -> tuple[str, ...]:
         values = [v for r in results if (v := r.worst(m)) is not None]
         diffs.append("" if m == "diff4" and len(results) > 1 else show_diff(max(values, default=None)))
     verdict = "right" if all(r.passed for r in results) else "WRONG"
+    if all(r.not_run for r in results):
+        verdict = "not run"
     if any(r.regressions for r in results):
         verdict = "WORSE"
     changes = [r.stability.worst for r in results if r.stability]
@@ -168,6 +172,11 @@ def remarks(report: Report) -> list[str]:
     lines += [f"{b.name}: {b.failure}" for b in report.not_refused]
     lines += [f"{r.operator}, {r.case}, {r.dtype}: {w}" for r in report.regressions for w in r.regressions]
     lines += [f"{r.operator}, {r.case}: what was recorded is wrong: {f}" for r in report.results for f in r.recorded]
+    lines += [f"{r.operator}, {r.case}: not made up from shapes: {r.not_run}" for r in report.results if r.not_run]
+    lines += [
+        f"{n.name}: {n.operators} operators, {len(n.results)} cases in {n.calls:,} calls, {show_time(n.seconds)} in all"
+        for n in report.networks
+    ]
     if report.slow:
         lines.append(f"'<' marks the {len(report.slow)} timed cases below their efficiency target; the report says why")
     if report.baseline and (noisy := [r for r in report.results if r.noise > NOISY]):

@@ -71,6 +71,7 @@ def html(report: Report) -> str:
         f"{f', seed {report.seed}' if report.seed else ''}. {datetime.datetime.now():%Y-%m-%d %H:%M}.</p></header>",
         _tiles(report),
         _failures(report),
+        _networks(report),
         _overview(report, names),
         *(_operator(report, name, i) for i, name in enumerate(names)),
         _bad_calls(report),
@@ -117,6 +118,29 @@ def _failures(report: Report) -> str:
         for r in report.regressions
     ]
     return f'<section class="failures"><h2>What fails</h2><ul>{"".join(rows)}</ul></section>' if rows else ""
+
+
+def _networks(report: Report) -> str:
+    if not report.networks:
+        return ""
+    rows = []
+    for network in report.networks:
+        slowest = sorted(network.results, key=lambda r: -r.calls * (r.seconds or 0))[:3]
+        shares = ", ".join(
+            f"{_breakable(r.operator)} {r.calls * r.seconds / network.seconds:.0%}" for r in slowest if r.seconds
+        )
+        left_out = (
+            f"<small>{_count(network.not_run, 'case')} not made up from shapes</small>" if network.not_run else ""
+        )
+        rows.append(
+            f"<tr><td>{escape(network.name)}<small>most time: {shares or 'not timed'}</small>{left_out}</td>"
+            f"<td class='n wide'>{network.operators}</td><td class=n>{len(network.results):,}</td>"
+            f"<td class=n>{network.calls:,}</td><td class='n wide'>{show_time(network.seconds or None)}</td>"
+            f"<td>{_verdict(not network.wrong, f'{network.wrong} wrong')}</td></tr>"
+        )
+    table = _table(("network", "nw:operators", "n:cases", "n:calls", "nw:time of all calls", "accuracy"), rows)
+    words = "What the recorded programs called: each different call is a case, checked and timed once."
+    return f"<section><h2>Networks</h2><p>{words}</p>{table}</section>"
 
 
 def _overview(report: Report, names: list[str]) -> str:

@@ -34,6 +34,9 @@ class Result:
     ops: int = 0
     efficiency: Efficiency | None = None
     recorded: list[str] = field(default_factory=list)  # what is wrong with the outputs of a case file
+    network: str = ""  # the folder of a case file
+    calls: int = 1  # of the program that was recorded
+    not_run: str = ""  # why a case of which only shapes are known could not be made up
     ratio: float | None = None  # of the time to the yardstick's, see `baseline`
     noise: float = 0.0
     workspace: int | None = None  # bytes beside inputs and outputs
@@ -80,6 +83,35 @@ class BadCallResult:
     failure: str  # empty: refused as it should be
 
 
+@dataclass(frozen=True)
+class Network:
+    """What a program has called, by the case files of one folder."""
+
+    name: str
+    results: list[Result]
+
+    @property
+    def operators(self) -> int:
+        return len({r.operator for r in self.results})
+
+    @property
+    def calls(self) -> int:
+        return sum(r.calls for r in self.results)
+
+    @property
+    def seconds(self) -> float:
+        """Of all of its calls, those that were timed."""
+        return sum(r.calls * r.seconds for r in self.results if r.seconds is not None)
+
+    @property
+    def wrong(self) -> int:
+        return sum(not r.passed for r in self.results)
+
+    @property
+    def not_run(self) -> int:
+        return sum(bool(r.not_run) for r in self.results)
+
+
 @dataclass
 class Report:
     device: str
@@ -103,6 +135,11 @@ class Report:
     @property
     def slow(self) -> list[Result]:
         return [r for r in self.results if r.efficiency and not r.efficiency.reached]
+
+    @property
+    def networks(self) -> list[Network]:
+        names = dict.fromkeys(r.network for r in self.results if r.network)
+        return [Network(name, [r for r in self.results if r.network == name]) for name in names]
 
     @property
     def not_refused(self) -> list[BadCallResult]:

@@ -21,6 +21,7 @@ from triops.acceptance.baseline import Key, Measured, larger, slower
 from triops.acceptance.ceilings import Ceilings
 from triops.acceptance.guards import guarded_memory
 from triops.acceptance.inputs import reseeded
+from triops.acceptance.record import counts_in
 from triops.acceptance.results import BadCallResult, Result, show_bytes, show_time
 from triops.acceptance.stability import measure_stability
 from triops.acceptance.standard import efficiency, judge
@@ -39,6 +40,9 @@ class Task:
     make: Callable[[], tuple[Any, ...]]
     timed: bool = False
     recorded: list[Tensor] | None = None
+    network: str = ""  # the folder of a case file
+    calls: int = 1  # that a case file stands for
+    described: bool = False  # the values of its tensors are drawn
 
 
 def backend_for(operator: Operator, device: str) -> str:
@@ -82,17 +86,34 @@ def _make(sample: _sample.Sample, dtype: torch.dtype, seed: int) -> tuple[Any, .
 
 
 def case_tasks(path: Path) -> list[Task]:
-    """One case file, or every one in a folder."""
-    files = sorted(path.glob(f"*{case_file.SUFFIX}")) if path.is_dir() else [path]
-    if not files:
-        raise case_file.CaseError(f"{path}: no case file (*{case_file.SUFFIX}) here")
-    found = []
-    for file in files:
-        case = case_file.read(file)
-        floats = [t.dtype for t in _sample.tensors_of(case.args) if t.is_floating_point()]
-        dtype = (floats or [t.dtype for t in _sample.tensors_of(case.args)] or [torch.float32])[0]
-        found.append(Task(case.operator, file.name, "recorded", dtype, lambda a=case.args: a, recorded=case.outputs))  # type: ignore[misc]
-    return found
+    """One case file, or every one in a folder and the folders in it, each of which is a network.
+
+    A case that a program has written down in several processes, data and all, is one task.
+    """
+    if not path.is_dir():
+        return [_case_task(path, "", 1)[0]]
+    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
+    found: dict[tuple[str, bytes], Task] = {}
+    for folder in folders:
+        calls = counts_in(folder)
+        for file in case_file.files_in(folder):
+            task, digest = _case_task(file, folder.resolve().name, calls[file.name] or 1)
+            known = found.get((task.network, digest))
+            found[task.network, digest] = task if known is None else replace(known, calls=known.calls + task.calls)
+    if not found:
+        raise case_file.CaseError(f"{path}: no case file (*{case_file.SUFFIX}, *{case_file.SHAPES_SUFFIX}) here")
+    return list(found.values())
+
+
+def _case_task(file: Path, network: str, calls: int) -> tuple[Task, bytes]:
+    case = case_file.read(file)
+    tensors = _sample.tensors_of(case.args)
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype if tensors else torch.float32)
+    task = Task(
+        case.operator, file.name, "recorded", dtype, lambda: case_file.read(file).args, bool(network), case.outputs,
+        network, calls, case.described,
+    )  # fmt: skip
+    return task, case_file.digest(case.operator, case.args, case.described)
 
 
 def check(
@@ -110,7 +131,7 @@ def check(
         prepare_backend(use, device)
         args = task.make()
         result, outputs = _judged(task, operator, use, device, args)
-        if ceilings and task.timed and result.passed:
+        if ceilings and task.timed and result.passed and not result.not_run:
             result = _timed(result, task, operator, use, device, args, ceilings, seconds, before)
         if save_failures and not result.passed:
             _save(save_failures, result, args, outputs)
@@ -122,11 +143,17 @@ def _judged(
 ) -> tuple[Result, list[Tensor] | None]:
     """The verdict on one call, and what the kernel gave."""
     standard, dtype = _sample.standard_of(operator), str(task.dtype).removeprefix("torch.")
-    result = Result(task.operator, task.case, task.scale, backend, dtype, [])
+    result = Result(task.operator, task.case, task.scale, backend, dtype, [], network=task.network, calls=task.calls)
     try:
         if task.scale == "recorded":  # a stranger's arguments: types, shapes and values pass the whole door first
             with reference_backend():
                 operator(*args)
+    except (ValueError, TypeError, IndexError) as error:
+        words = f"{type(error).__name__}: {error}"
+        return (replace(result, not_run=words) if task.described else replace(result, error=words)), None
+    except Exception as error:
+        return replace(result, error=f"{type(error).__name__}: {error}"), None
+    try:
         with guarded_memory() as guards:
             placed = guards.place(_sample.to_device(args, device), names=operator.parameters)
             outputs = _sample.specified(operator, placed, operator.kernel(backend)(*placed))

@@ -198,6 +198,10 @@ _CASES: list[tuple[str, Build, int, int, str]] = [
 
 # A boundary is one of shapes, not of dtypes.
 _DTYPES = {"general": FLOATS, "boundary": (torch.float32, torch.float16)}
+# Plans, which say the same as the tables: a recording of shapes leaves them out.
+_PLANS = ("tiles", "transposed_tiles", "pairs", "transposed_pairs")
+DERIVED = dict.fromkeys(("sparse_conv", "sparse_conv_fused", "sparse_conv_backward_weight"), _PLANS)
+
 SAMPLES = [
     Sample(operator, name, make(build, i, o), scale, _DTYPES[scale],  # type: ignore[arg-type]
            gradcheck=i * o <= 6 and scale == "general")
