@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -17,7 +18,7 @@ import pytest
 
 import triops
 import triops_cli
-from triops import _terminal, compat
+from triops import _compiling, _terminal, compat
 from triops._arguments import choose_operators, operators_of
 from triops._op import OPERATORS
 from triops.acceptance import command, runner
@@ -316,7 +317,77 @@ def test_demo_checks_every_operator_and_draws_the_scene(cli: Call, tmp_path: Pat
         assert "scene.png" in done.out
 
 
-# Numba
+# Compilation
+
+
+@pytest.fixture
+def notice(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines about compilations, of which nothing was told yet."""
+    lines: list[str] = []
+    for name, value in (("show", lines.append), ("SILENCE", 0.1), ("_silent", 0.0), ("_said", set())):
+        monkeypatch.setattr(_compiling, name, value)
+    return lines
+
+
+def compile_for(seconds: float, module: str = "triops.ops.nms.cpu", processor: str = "CPU") -> None:
+    with _compiling.compiling(module, processor):
+        time.sleep(seconds)
+
+
+def test_a_long_compilation_is_told_while_it_lasts_and_once(notice: list[str]) -> None:
+    with _compiling.compiling("triops.ops.nms.cpu", "CPU"), _compiling.compiling("triops._cpu.sort", "CPU"):
+        deadline = time.monotonic() + 20
+        while not notice and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert notice == ["compiling nms for this CPU, once"]
+    compile_for(0.3)
+    assert notice == ["compiling nms for this CPU, once"]
+    with _compiling.compiling("triops.ops.nms.gpu", "GPU"):
+        while len(notice) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert notice[1:] == ["compiling nms for this GPU, once"]
+
+
+def test_short_compilations_add_up(notice: list[str]) -> None:
+    compile_for(0.0)
+    assert notice == []
+    deadline = time.monotonic() + 20
+    while not notice and time.monotonic() < deadline:
+        compile_for(0.04)
+    assert notice == ["compiling nms for this CPU, once"]
+
+
+def test_where_nobody_shows_it_the_line_goes_to_the_terminal_or_the_log(
+    notice: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_compiling, "show", None)
+    with caplog.at_level("INFO", "triops"):
+        _compiling._say("compiling nms for this CPU, once")
+    assert [r.getMessage() for r in caplog.records] == ["compiling nms for this CPU, once"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    _compiling._say("compiling nms for this GPU, once")
+    assert capsys.readouterr().err == "triops: compiling nms for this GPU, once\n"
+
+
+def test_numba_tells_of_the_kernels_of_triops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    from triops._cpu.jit import jit
+
+    told: list[str] = []
+    monkeypatch.setattr(_compiling, "started", lambda module, processor: told.append(f"{module} {processor}"))
+    monkeypatch.setattr(_compiling, "ended", lambda: told.append("ended"))
+
+    def add(a: int) -> int:
+        return a + 1
+
+    assert numba.njit(add)(1) == 2
+    assert told == []
+    add.__module__ = "triops.ops.toy.cpu"
+    monkeypatch.setattr("triops._cpu.jit.keep_compiled", lambda kernel: None)
+    assert jit(add)(1) == 2
+    assert told == ["triops.ops.toy.cpu CPU", "ended"]
 
 
 def test_a_numba_that_cannot_be_imported_is_one_warning_and_info_tells_it(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ def devices() -> list[str]:
 def warm(operator: str, device: str) -> int:
     """Run the small samples of one operator in every dtype. -> how many calls that took"""
     import triops  # noqa: F401
-    from triops import _sample
+    from triops import _compiling, _sample
     from triops._op import OPERATORS
 
+    _compiling.show = lambda line: None  # whoever asked for this knows, and several processes would speak at once
     calls = 0
     for sample in _sample.all_samples():
         if sample.operator == operator and sample.scale != "network":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 import triops
-from triops import _bench, _info, _warmup, compat, scenes
+from triops import _bench, _compiling, _info, _warmup, compat, scenes
 from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
 from triops._bench import Row
 from triops._op import OPERATORS
@@ -37,6 +39,17 @@ def run(options: Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def _progress(what: str, total: int | None = None) -> Iterator[Progress]:
+    """A line of progress, above which compilations are told."""
+    with Progress(what, total) as progress:
+        before, _compiling.show = _compiling.show, progress.say
+        try:
+            yield progress
+        finally:
+            _compiling.show = before
 
 
 def info(options: Namespace) -> int:
@@ -86,7 +99,7 @@ def bench(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     rows: list[Row] = []
-    with Progress("measuring", len(_bench.chosen(names))) as progress:
+    with _progress("measuring", len(_bench.chosen(names))) as progress:
         for row in _bench.rows(names, device, budget=options.seconds):
             rows.append(row)
             progress.advance(row.operator)
@@ -146,7 +159,7 @@ def replay(options: Namespace) -> int:
 
 
 def _run_check(options: command.Options) -> Report:
-    with Progress("checking") as progress:
+    with _progress("checking") as progress:
         return command.check(options, lambda result, total: progress.advance(result.operator, total))
 
 
@@ -176,7 +189,7 @@ def warmup(options: Namespace) -> int:
         print(f"compiled {_warmup.warm_network(example)} GPU kernels, in Triton's cache")
         return 0
     chosen = [choose_device(options.device)] if options.device else _warmup.devices()
-    with Progress("compiling", len(chosen) * len(OPERATORS)) as progress:
+    with _progress("compiling", len(chosen) * len(OPERATORS)) as progress:
         for operator, device, _ in _warmup.warm_all(chosen):
             progress.advance(f"{operator} on {device}")
     if "cpu" in chosen:
@@ -189,7 +202,7 @@ def warmup(options: Namespace) -> int:
 def demo(options: Namespace) -> int:
     device, out = choose_device(options.device), writable_folder(options.out, "--out")
     rows: list[Row] = []
-    with Progress("compiling and running", len(_bench.chosen([], demo_only=True))) as progress:
+    with _progress("compiling and running", len(_bench.chosen([], demo_only=True))) as progress:
         for row in _bench.rows([], device, demo_only=True, budget=0.3, peers=False):
             rows.append(row)
             progress.advance(row.operator)

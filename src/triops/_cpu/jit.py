@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+from numba.core import event
 
+from triops import _compiling
 from triops._cpu.cache import keep_compiled
 
 
@@ -31,3 +33,19 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     kernel: Any = numba.njit(nogil=True, error_model="numpy", **options)(function)
     keep_compiled(kernel)
     return kernel  # type: ignore[no-any-return]
+
+
+class _Notice(event.Listener):
+    """Says that kernels are being compiled. Numba tells it of every function; only those of triops count."""
+
+    def on_start(self, found: Any) -> None:
+        module = found.data["dispatcher"].py_func.__module__
+        if module.startswith("triops."):
+            _compiling.started(module, "CPU")
+
+    def on_end(self, found: Any) -> None:
+        if found.data["dispatcher"].py_func.__module__.startswith("triops."):
+            _compiling.ended()
+
+
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, overload
 import triton
 from triton.runtime.driver import driver
 
+from triops import _compiling
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 fast_launches = not INTERPRETED  # False: every launch takes Triton's own path
@@ -68,7 +70,8 @@ class Kernel:
         """Launch by Triton's own path, or inside of `compiling()` compile only."""
         jit = self.jit_for(args)
         if _state.compiling:
-            jit.warmup(*args, grid=grid, **options)
+            with _compiling.compiling(self.function.__module__, "GPU"):
+                jit.warmup(*args, grid=grid, **options)
         else:
             jit[grid](*args, **options)
 
@@ -103,7 +106,8 @@ class Kernel:
                 if key in repeats or _state.compiling:
                     self.run(grid, (*args, *last), options)
                 else:
-                    repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
+                    with _compiling.compiling(self.function.__module__, "GPU"):
+                        repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
                 return
             repeat.run(
                 grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
