@@ -17,6 +17,7 @@ _DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )}  # fmt: skip
+_SPREAD = 8  # how many times more than its elements the values of a permutation may span
 _MOST_ELEMENTS = 2**32  # of a tensor that a file may ask for
 
 
@@ -35,6 +36,8 @@ def described(tensor: Tensor, seed: int) -> dict[str, Any]:
     found = {**layout(tensor), "low": low, "high": high, "seed": seed}
     if _ascends(tensor):
         found["ascending"] = True
+    if (count := _distinct(tensor)) is not None:
+        found["distinct"] = count
     return found
 
 
@@ -49,6 +52,16 @@ def _ascends(tensor: Tensor) -> bool:
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool or len(tensor) < 2:
         return False
     return bool((tensor[1:] >= tensor[:-1]).all())
+
+
+def _distinct(tensor: Tensor) -> int | None:
+    """How many values are not negative, if these are distinct and lie close: a permutation, or the rows of sites."""
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.numel() < 2:
+        return None
+    named = tensor[tensor >= 0]
+    if len(named) < 2 or int(tensor.min()) < -1 or int(named.max()) > _SPREAD * tensor.numel():
+        return None
+    return len(named) if len(named.unique()) == len(named) else None
 
 
 def _range(tensor: Tensor) -> tuple[Any, Any]:
@@ -87,6 +100,9 @@ def made(description: Any) -> Tensor:
         values = low * (1 - share) + high * share
     else:
         values = torch.minimum((share * (high - low + 1)).floor().to(torch.int64) + low, high)
+    count = description.get("distinct")
+    if type(count) is int and 0 < count <= values.numel() and not dtype.is_floating_point:
+        values = _drawn_distinct(values, count, int(low.min()), int(high.max()), seed)
     if description.get("ascending") is True:
         values = values.sort(0).values
     span = 1 + sum((n - 1) * s for n, s in zip(sizes, stride, strict=True)) if values.numel() else 0
@@ -96,6 +112,17 @@ def made(description: Any) -> Tensor:
     except RuntimeError:  # windows that overlap, which nothing can be written to
         return values.to(dtype).expand(shape).contiguous()
     return memory.as_strided(shape, stride)
+
+
+def _drawn_distinct(like: Tensor, count: int, low: int, high: int, seed: int) -> Tensor:
+    """So many different values from max(low, 0) to high at random places, and -1 everywhere else."""
+    first, generator = max(low, 0), torch.Generator().manual_seed(seed)
+    if not count <= high - first + 1 <= _SPREAD * like.numel() + 1:
+        return like
+    flat = torch.full((like.numel(),), -1)
+    places = torch.randperm(like.numel(), generator=generator)[:count]
+    flat[places] = first + torch.randperm(high - first + 1, generator=generator)[:count]
+    return flat.view(like.shape)
 
 
 def _checked(description: Any) -> tuple[list[int], list[int], torch.dtype, Any, Any, int]:
