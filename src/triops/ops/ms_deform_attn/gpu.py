@@ -11,9 +11,9 @@ import triton.language as tl
 from triops import _check, _gpu
 from triops.ops.ms_deform_attn import reference
 
-# Channels times queries of a program, and its warps. Half types: as wide loads as float32 has, with half the threads.
-FORWARD = {2: (256, 1), 4: (512, 4), 8: (512, 4)}  # by the bytes of an element
-BACKWARD = 128, 1
+# Channels times queries of a program of one warp: loads of 16 bytes, by the bytes of an element.
+FORWARD = {2: 256, 4: 128, 8: 128}
+BACKWARD = 128
 WIDEST = 1024  # channels of a head that one program takes
 
 
@@ -23,13 +23,14 @@ def ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations,
     pixels, channels = value.shape[1], value.shape[3]
     out = torch.empty((batch, queries, heads * channels), dtype=value.dtype, device=value.device)
     if out.numel():
-        width, block, warps = _tile(channels, *FORWARD[value.element_size()])
+        width, block = _tile(channels, FORWARD[value.element_size()])
         programs = _gpu.cdiv(queries, block)
         _attend_kernel[(programs * heads * batch, _gpu.cdiv(channels, width))](
             value.contiguous(), sampling_locations.contiguous(), attention_weights.contiguous(),
             spatial_shapes.contiguous(), level_start_index.contiguous(), out,
             pixels, queries, programs, heads, channels, levels, points,
-            QUERIES=block, CHANNELS=width, WHOLE=channels % width == 0, num_warps=warps, enable_fp_fusion=False,
+            QUERIES=block, CHANNELS=width, WHOLE=channels % width == 0, num_warps=max(1, width // 256),
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -48,13 +49,14 @@ def ms_deform_attn_backward(grad, value, spatial_shapes, level_start_index, samp
     if channels == 0:
         return grad_value.to(value.dtype), grad_locations.zero_(), grad_weights.zero_()
     if grad_weights.numel():
-        width, block, warps = _tile(channels, *BACKWARD)
+        width, block = _tile(channels, BACKWARD)
         programs = _gpu.cdiv(queries, block)
         _give_back_kernel[(programs * heads * batch,)](
             grad.contiguous(), value.contiguous(), sampling_locations.contiguous(), attention_weights.contiguous(),
             spatial_shapes.contiguous(), level_start_index.contiguous(), grad_value, grad_locations, grad_weights,
             value.shape[1], queries, programs, heads, channels, levels, points,
-            QUERIES=block, CHANNELS=width, WHOLE=channels == width, num_warps=warps, enable_fp_fusion=False,
+            QUERIES=block, CHANNELS=width, WHOLE=channels == width, num_warps=max(1, width // 256),
+            enable_fp_fusion=False,
         )  # fmt: skip
     return grad_value.to(value.dtype), grad_locations, grad_weights
 
@@ -64,10 +66,10 @@ def _check_levels(operator, value, spatial_shapes, level_start_index):
         reference.check_levels(operator, spatial_shapes, level_start_index, value.shape[1])
 
 
-def _tile(channels, numbers, warps):
-    """-> channels and queries of a program, powers of two, and its warps."""
+def _tile(channels, numbers):
+    """-> channels and queries of a program, powers of two."""
     width = min(_gpu.next_power_of_2(channels), WIDEST)
-    return width, max(_gpu.block(numbers, interpreted=8192) // width, 1), warps
+    return width, max(_gpu.block(numbers, interpreted=8192) // width, 1)
 
 
 @triton.jit
@@ -83,11 +85,15 @@ def _level(shapes, starts, level, pixels):
 
 
 @triton.jit
-def _position(locations, place, valid, size, REAL: tl.constexpr):
-    """Where a location lies among the centres of `size` pixels. -> on the map, the pixel below, the share above it"""
+def _position(locations, place, valid, size, REAL: tl.constexpr, CLEAN: tl.constexpr):
+    """Where a location lies among the centres of `size` pixels. -> on the map, the pixel below, the share above it
+
+    Off the map the last two are anything; CLEAN: numbers.
+    """
     at = tl.load(locations + place, mask=valid, other=-9.0).to(REAL) * size.to(REAL) - 0.5
     inside = (at > -1) & (at < size.to(REAL))
-    at = tl.where(inside, at, 0.0)
+    if CLEAN:
+        at = tl.where(inside, at, 0.0)
     below = tl.floor(at)
     return inside & valid, below.to(tl.int32), at - below
 
@@ -125,8 +131,8 @@ def _attend_kernel(
         height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
             place = (item * levels + level) * points + point
-            inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL)
-            inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL)
+            inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL, False)
+            inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL, False)
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
             at = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
@@ -134,7 +140,7 @@ def _attend_kernel(
                 for right in tl.static_range(2):
                     exists = _corner(inside, top + down, left + right, height, width)
                     mask = _across(exists, channel, channels, WHOLE)
-                    # Off the map nothing counts, not even an infinite weight times 0.
+                    # Off the map nothing counts: a weight or a place that is not finite would, times 0.
                     share = tl.where(exists, (fy if down else 1 - fy) * (fx if right else 1 - fx) * weight, 0.0)
                     step = (down * width + right).to(tl.int64) * stride
                     found = tl.load(at + step, mask=mask, other=0.0).to(REAL)
@@ -164,8 +170,8 @@ def _give_back_kernel(
         height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
             place = (item * levels + level) * points + point
-            inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL)
-            inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL)
+            inside_x, left, fx = _position(locations, 2 * place, valid, width, REAL, True)
+            inside_y, top, fy = _position(locations, 2 * place + 1, valid, height, REAL, True)
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
             first = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
