@@ -1,7 +1,8 @@
 """Where compiled CPU kernels are kept between processes.
 
 Numba's cache files are pickles: whoever can write one runs code in every process that reads it. So only a folder that
-no other user can write to is used. What cannot be read or written costs a compilation and one warning, never the call.
+no other user can write to is used. A file that cannot be read or written costs a compilation and one warning, and the
+call goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache
 
-_SETTINGS_LOCK = threading.Lock()  # Numba takes its folder from a setting of the whole process
+_SETTINGS_LOCK = threading.Lock()  # the folder is a setting of Numba for the whole process
 
 
 @cache
@@ -40,8 +41,8 @@ def cache_directory() -> str | None:
 def source_key(package: Path) -> str:
     """A hash of the package's whole source.
 
-    Numba itself recompiles a kernel when the file that holds it changes, not when one does that it takes a helper or a
-    constant from. Taken in 3 ms.
+    Numba itself recompiles a kernel when its own file changes, but not when a file changes from which it imports a
+    helper or a constant. Takes 3 ms.
     """
     digest = hashlib.sha256()
     for path in sorted(os.path.join(root, name) for root, _, names in os.walk(package) for name in names):
@@ -63,7 +64,7 @@ def _user_cache() -> str:
 
 
 def _temporary_cache() -> str:
-    """Everybody can guess its name and make it first, so it must be ours before anything in it is believed."""
+    """Anyone can guess its name and create it first, so it is checked to be private before anything in it is read."""
     user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     directory = os.path.join(tempfile.gettempdir(), f"triops-{user}")
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -94,12 +95,12 @@ def keep_compiled(kernel: Any) -> None:
         return
     try:
         kernel._cache = _KernelCache(kernel.py_func, directory)
-    except (OSError, RuntimeError) as error:  # the folder has gone since, or is full to the last file
+    except (OSError, RuntimeError) as error:  # the folder is gone, or the disk is full
         _warn_once(str(error))
 
 
 class _KernelCache(FunctionCache):
-    """Numba's cache of one function in `cache_directory`, of which nothing that fails reaches the caller."""
+    """Numba's cache of one function in `cache_directory`, whose failures never reach the caller."""
 
     def __init__(self, function: Callable[..., Any], directory: str) -> None:
         settings: Any = numba.config
@@ -110,7 +111,7 @@ class _KernelCache(FunctionCache):
             finally:
                 settings.CACHE_DIR = before
         self._directory = directory
-        if not self.cache_path.startswith(directory):  # Numba's second choice, which no hash of the source guards
+        if not self.cache_path.startswith(directory):  # Numba's fallback, which is not keyed by the source
             raise PermissionError(f"{directory} cannot be written")
 
     def load_overload(self, signature: Any, context: Any) -> Any:

@@ -1,7 +1,7 @@
 """float16 and bfloat16 in Numba kernels, which know neither type.
 
 An array of 16-bit floats reaches a kernel as its bits: float16 as uint16, bfloat16 as int16 (`as_bits`).
-The element type so says which float it is, and one kernel serves every dtype:
+So the element type tells which float it is, and one kernel handles every dtype:
 
     total += widen(source[i])            # float32 for a half type, else the value itself
     target[i] = narrow(total, target)    # rounded once, to nearest even, to the element type of `target`

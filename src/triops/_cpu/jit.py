@@ -15,16 +15,16 @@ from triops._cpu.cache import keep_compiled
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """`numba.njit` as every CPU kernel and helper uses it: no GIL, IEEE arithmetic, cached on disk.
 
-    A function that Python calls writes into arrays that it is given and returns nothing or numbers: Numba makes a
-    returned array by a function in Python, and an interrupt that arrives there comes out as another error.
+    A function that Python calls writes into arrays that it is given and returns nothing or numbers: Numba creates a
+    returned array by calling Python, and an interrupt during that call is raised as another error.
     """
     return _compiled(function)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `jit`, for a helper that takes many arrays: always a part of the kernel that calls it.
+    """As `jit`, for a helper that takes many arrays: always inlined into its caller.
 
-    LLVM decides by itself about others, and a call with ten arrays takes as long as a site of a rulebook.
+    LLVM decides by itself about others, and a call passes every field of every array on the stack.
     """
     return _compiled(function, forceinline=True)
 

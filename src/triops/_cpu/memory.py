@@ -52,7 +52,7 @@ _madvise = _find_madvise()
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """`torch.zeros` on the threads of `run`.
 
-    torch's own threads are in the way of a kernel's for a while after they have filled a tensor: on two cores, calls
+    For a while after they have filled a tensor, torch's own threads compete with those of a kernel: on two cores, calls
     that used torch's took up to twice as long on two threads as on one.
     """
     return _filled(shape, dtype, 0)

@@ -10,7 +10,7 @@ DIGIT = 11  # bits per pass: 2,048 counters stay in the first-level cache
 def radix_sort(keys, rows):
     """-> keys and rows, sorted by the first len(rows) keys, stable. The given arrays are written to.
 
-    There may be more keys than rows: what follows is left free in the result.
+    There may be more keys than rows: the rest of the result is left unwritten.
     """
     other_keys, other_rows = np.empty_like(keys), np.empty_like(rows)
     in_other = _radix_sort(keys, rows, other_keys, other_rows)

@@ -1,9 +1,9 @@
 """How a CPU kernel runs on several threads.
 
-A kernel is a serial Numba function over a range, `kernel(begin, end, *arrays)`, that holds no lock and releases the
+A kernel is a serial Numba function over a range, `kernel(begin, end, *arrays)`, that takes no lock and releases the
 GIL. `run` calls it once, or once per chunk on plain Python threads. Numba's own parallel layers are not used: its
 OpenMP layer kills a forked DataLoader worker and its workqueue layer aborts when two threads call at once; threads over
-nogil kernels have neither fault.
+nogil kernels do neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPINS = 200_000  # about 0.1 ms
 def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
     """Call `kernel(begin, end, *args)` so that the ranges cover `range(count)`.
 
-    grain: the fewest items worth a thread of their own (about 100 us of work).
+    grain: the fewest items worth a thread (about 100 us of work).
     One call on this thread when the work is small or torch is set to one thread, as in a DataLoader worker; else chunks
     of at least `grain` on up to `torch.get_num_threads()` threads, of which the caller is one:
 
@@ -87,7 +87,7 @@ def _chunks(count: int, grain: int, threads: int) -> list[tuple[int, int]]:
 
 
 def _claim(jobs: list[int]) -> int | None:
-    """Atomic under the GIL. None when every job is taken."""
+    """Atomic under the GIL. None when every job is claimed."""
     try:
         return jobs.pop()
     except IndexError:

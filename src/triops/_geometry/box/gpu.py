@@ -25,11 +25,11 @@ def cos_sin(angle):
     cos = (((cos - 1.38888888888741095749e-03) * z + 4.16666666666666019037e-02) * z - 0.5) * z + 1.0
     quadrant = n - 4.0 * tl.floor(n * 0.25)
     odd = (quadrant == 1) | (quadrant == 3)
-    turned_cos = tl.where(odd, sin, cos)
-    turned_sin = tl.where(odd, cos, sin)
-    turned_cos = tl.where((quadrant == 1) | (quadrant == 2), -turned_cos, turned_cos)
-    turned_sin = tl.where(quadrant >= 2, -turned_sin, turned_sin)
-    return turned_cos, turned_sin
+    rotated_cos = tl.where(odd, sin, cos)
+    rotated_sin = tl.where(odd, cos, sin)
+    rotated_cos = tl.where((quadrant == 1) | (quadrant == 2), -rotated_cos, rotated_cos)
+    rotated_sin = tl.where(quadrant >= 2, -rotated_sin, rotated_sin)
+    return rotated_cos, rotated_sin
 
 
 @triton.jit

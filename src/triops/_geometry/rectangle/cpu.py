@@ -6,7 +6,7 @@ from triops._cpu.half import widen
 from triops._cpu.intrinsics import maximum, minimum
 from triops._cpu.jit import jit
 
-# Fields of boxes that `split` has taken apart.
+# Rows of the tiles that `split` fills.
 X1, Y1, X2, Y2, WIDTH, HEIGHT, AREA = range(7)
 
 
@@ -17,7 +17,7 @@ def _bounded(side):
 
 @jit
 def load_box(boxes, i, offset):
-    """x1, y1, x2, y2, width, height, area. A box that is not finite becomes one that meets no other.
+    """x1, y1, x2, y2, width, height, area. A box that is not finite becomes one that overlaps no other.
 
     A side too long for a float counts as 0: its box has no gradient, and 0 times infinity would be NaN.
     """
@@ -34,6 +34,7 @@ def load_box(boxes, i, offset):
 
 @jit
 def split(boxes, begin, end, offset, tile):
+    """boxes [begin, end) -> tile [7, .]: one row per field."""
     for j in range(np.uint64(end - begin)):
         x1, y1, x2, y2, width, height, area = load_box(boxes, np.uint64(begin) + j, offset)
         tile[X1, j], tile[Y1, j], tile[X2, j], tile[Y2, j] = x1, y1, x2, y2
@@ -47,5 +48,5 @@ def overlap(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_
     height = minimum(y2, other_y2) - maximum(y1, other_y1) + offset
     inter = maximum(width, zero) * maximum(height, zero)
     base = area if iof else area + other_area - inter
-    base = offset if base < offset else base  # a base that is no number stays so, and the ratio becomes 0
+    base = offset if base < offset else base  # a NaN stays, and the ratio becomes 0
     return maximum(inter / base, zero)

@@ -12,13 +12,13 @@ def overlaps(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, offset:
     width, height = intersection(first, second, offset)
     inter = width.clamp(min=0) * height.clamp(min=0)
     ratio = inter / denominator_of(first, second, inter, mode, offset).clamp(min=offset)
-    # Also 0 where the ratio is no number: 0 / 0, or areas beyond the largest float.
+    # Also 0 where the ratio is NaN: 0 / 0, or areas beyond the largest float.
     found = torch.where(finite(first, second) & (ratio > 0), ratio, 0.0)
     return found.to(bboxes1.dtype)
 
 
 def pairs(bboxes1: Tensor, bboxes2: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
-    """Both sets in the dtype to compute in, so shaped that they broadcast to one box a pair."""
+    """Both sets in the dtype to compute in, shaped to broadcast to one box per pair."""
     real = compute_dtype(bboxes1.dtype)
     bboxes1, bboxes2 = bboxes1.to(real), bboxes2.to(real)
     return (bboxes1, bboxes2) if aligned else (bboxes1[..., :, None, :], bboxes2[..., None, :, :])
@@ -42,7 +42,7 @@ def area(boxes: Tensor, offset: int) -> Tensor:
 
 
 def denominator_of(first: Tensor, second: Tensor, inter: Tensor, mode: str, offset: int) -> Tensor:
-    """What the intersection is divided by, before it is held to at least `offset`."""
+    """What the intersection is divided by, before it is clamped to at least `offset`."""
     if mode == "iou":
         return area(first, offset) + area(second, offset) - inter
     return area(first, offset).expand_as(inter)

@@ -1,7 +1,7 @@
 """The area that two rotated rectangles share, for Numba. The arithmetic is that of `reference.py`, step by step.
 
-A row is one rectangle against many. `find_near` finds those whose upright surroundings it meets, a byte each;
-`pack` gathers them, and `overlaps` computes their overlaps in one loop that LLVM makes full-width vector code.
+A row is one rectangle against many. `find_near` flags those whose axis-aligned bounding box overlaps that of the row,
+one byte each; `pack` gathers them, and `overlaps` computes their overlaps in one loop that LLVM vectorises.
 """
 
 import math
@@ -17,7 +17,7 @@ from triops._geometry.box.cpu import cos_sin
 # Rows of an array of frames [9, N].
 X, Y, HALF_X, HALF_Y, COS, SIN, REACH_X, REACH_Y, AREA = range(9)
 IOU, IOF, PLAIN_AREA = range(3)  # modes, in the order of `reference.MODES`
-TILE = 1024  # columns at a time: their frames stay in the second-level cache
+TILE = 1024  # columns at a time: their frames stay in the L2 cache
 
 
 def make_frames(boxes, clockwise, margin):
@@ -36,22 +36,22 @@ def frames(boxes, clockwise, margin, out):
     for i in range(boxes.shape[0]):
         x, y, width, height = widen(boxes[i, 0]), widen(boxes[i, 1]), widen(boxes[i, 2]), widen(boxes[i, 3])
         angle = widen(boxes[i, 4])
-        wide_cos, wide_sin = cos_sin(float(angle if clockwise else -angle))
-        cos, sin = real(wide_cos), real(wide_sin)
+        cos64, sin64 = cos_sin(float(angle if clockwise else -angle))
+        cos, sin = real(cos64), real(sin64)
         half_x, half_y = width * half, height * half
         finite = math.isfinite(x) & math.isfinite(y) & math.isfinite(width) & math.isfinite(height)
-        counts = finite & math.isfinite(angle) & (width > 0) & (height > 0)
+        valid = finite & math.isfinite(angle) & (width > 0) & (height > 0)
         reach_x = (half_x + grow) * abs(cos) + (half_y + grow) * abs(sin)
         out[X, i], out[Y, i], out[HALF_X, i], out[HALF_Y, i] = x, y, half_x, half_y
         out[COS, i], out[SIN, i] = cos, sin
-        out[REACH_X, i] = reach_x if counts else real(-np.inf)
+        out[REACH_X, i] = reach_x if valid else real(-np.inf)
         out[REACH_Y, i] = (half_x + grow) * abs(sin) + (half_y + grow) * abs(cos)
         out[AREA, i] = width * height
 
 
 @jit
 def find_near(row, i, columns, begin, end, flags):
-    """flags[j - begin] = 1 where the upright rectangles around row i and column j overlap."""
+    """flags[j - begin] = 1 where the axis-aligned bounding boxes of row i and column j overlap."""
     x, y, reach_x, reach_y = row[X, i], row[Y, i], row[REACH_X, i], row[REACH_Y, i]
     xs, ys = columns[X, begin:end], columns[Y, begin:end]
     reaches_x, reaches_y = columns[REACH_X, begin:end], columns[REACH_Y, begin:end]
@@ -113,7 +113,7 @@ def overlaps(row, i, packed, count, mode, out):
         cos = a_cos * b_cos + a_sin * b_sin
         sin = a_sin * b_cos - a_cos * b_sin
         along_x, along_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
-        meet = (abs(along_x) < a_half_x + (b_half_x * abs(cos) + b_half_y * abs(sin))) & (
+        overlapping = (abs(along_x) < a_half_x + (b_half_x * abs(cos) + b_half_y * abs(sin))) & (
             abs(along_y) < a_half_y + (b_half_x * abs(sin) + b_half_y * abs(cos))
         )
         centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
@@ -134,7 +134,7 @@ def overlaps(row, i, packed, count, mode, out):
         second = second + _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
         shared = (first + second) * negative_half
         shared = minimum(minimum(shared, a_area), b_areas[k])
-        shared = shared if meet & (shared > zero) else zero
+        shared = shared if overlapping & (shared > zero) else zero
         base = a_area + b_areas[k] - shared if union else (a_area if over_first else one)
         ratio = shared / base
         out[k] = ratio if ratio > zero else zero
@@ -142,10 +142,10 @@ def overlaps(row, i, packed, count, mode, out):
 
 @jit
 def polygon_overlaps(row, i, packed, count, mode, margin, out):
-    """As `overlaps`, with a margin above 0: few and rare enough to be done one by one."""
+    """As `overlaps`, with a margin above 0: few enough to be computed one by one."""
     real = row.dtype.type
     zero, grow, smallest = real(0), real(margin), real(1e-8)
-    xs, ys, turns = np.empty(16, row.dtype), np.empty(16, row.dtype), np.empty(16, row.dtype)
+    xs, ys, keys = np.empty(16, row.dtype), np.empty(16, row.dtype), np.empty(16, row.dtype)
     half_x, half_y, a_cos, a_sin = row[HALF_X, i], row[HALF_Y, i], row[COS, i], row[SIN, i]
     for k in range(count):
         b_cos, b_sin = packed[COS, k], packed[SIN, k]
@@ -154,7 +154,7 @@ def polygon_overlaps(row, i, packed, count, mode, margin, out):
         sin = a_sin * b_cos - a_cos * b_sin
         centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
         n = _vertices(half_x, half_y, cos, sin, centre_x, centre_y, packed[HALF_X, k], packed[HALF_Y, k], grow, xs, ys)
-        _sort_around_middle(xs, ys, turns, n)
+        _sort_around_middle(xs, ys, keys, n)
         shared = _polygon_area(xs, ys, n)
         shared = shared if shared > zero else zero
         if mode == PLAIN_AREA:
@@ -167,10 +167,10 @@ def polygon_overlaps(row, i, packed, count, mode, margin, out):
 
 @inline
 def _vertices(half_x, half_y, cos, sin, centre_x, centre_y, b_half_x, b_half_y, grow, xs, ys):
-    """Vertices of what rectangles a and b share, in no order, seen from the middle of a in the axes of b. -> how many
+    """Vertices of what rectangles a and b share, unordered, from the middle of a, in the axes of b. -> how many
 
-    half_x to sin: a, turned against b; centre_x to b_half_y: where its middle lies in b, and the size of b. Corners
-    count up to `grow` outside of the other rectangle.
+    half_x to sin: a, rotated relative to b; centre_x to b_half_y: the position of its middle in b, and the size of b.
+    Corners up to `grow` outside of the other rectangle count as inside.
     """
     low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
     low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
@@ -207,7 +207,7 @@ def _vertices(half_x, half_y, cos, sin, centre_x, centre_y, b_half_x, b_half_y, 
 
 
 @inline
-def _sort_around_middle(xs, ys, turns, n):
+def _sort_around_middle(xs, ys, keys, n):
     """Vertices in the order of their angle around their mean, equals as they came: an insertion sort in place."""
     middle_x, middle_y = xs.dtype.type(0), xs.dtype.type(0)
     for p in range(n):
@@ -216,17 +216,17 @@ def _sort_around_middle(xs, ys, turns, n):
     middle_x, middle_y = middle_x / xs.dtype.type(n), middle_y / xs.dtype.type(n)
     for p in range(n):
         x, y = xs[p], ys[p]
-        turn = _turn(x - middle_x, y - middle_y)
+        key = _angle_key(x - middle_x, y - middle_y)
         q = p
-        while q > 0 and turns[q - 1] > turn:
-            xs[q], ys[q], turns[q] = xs[q - 1], ys[q - 1], turns[q - 1]
+        while q > 0 and keys[q - 1] > key:
+            xs[q], ys[q], keys[q] = xs[q - 1], ys[q - 1], keys[q - 1]
             q -= 1
-        xs[q], ys[q], turns[q] = x, y, turn
+        xs[q], ys[q], keys[q] = x, y, key
 
 
 @jit
-def _turn(x, y):
-    """A number that rises with the angle of a vector."""
+def _angle_key(x, y):
+    """Increases with the angle of a vector."""
     part = x / (abs(x) + abs(y))
     one = type(x)(1)
     part = part if part >= -one else one

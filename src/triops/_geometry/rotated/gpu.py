@@ -48,10 +48,10 @@ def _frames_kernel(
     angle = _field(row, other, 4, in_first, in_second, REAL)
     if not CLOCKWISE:
         angle = -angle
-    wide_cos, wide_sin = cos_sin(angle.to(tl.float64))
-    cos, sin = wide_cos.to(REAL), wide_sin.to(REAL)
+    cos64, sin64 = cos_sin(angle.to(tl.float64))
+    cos, sin = cos64.to(REAL), sin64.to(REAL)
     half_x, half_y = width * 0.5, height * 0.5
-    counts = ((x * 0 + y * 0 + width * 0 + height * 0 + angle * 0) == 0) & (width > 0) & (height > 0)
+    valid = ((x * 0 + y * 0 + width * 0 + height * 0 + angle * 0) == 0) & (width > 0) & (height > 0)
     reach_x = (half_x + grow) * tl.abs(cos) + (half_y + grow) * tl.abs(sin)
     reach_y = (half_x + grow) * tl.abs(sin) + (half_y + grow) * tl.abs(cos)
     out, inside = frames + i, i < total
@@ -62,7 +62,7 @@ def _frames_kernel(
     tl.store(out + 3 * step, half_y, inside)
     tl.store(out + 4 * step, cos, inside)
     tl.store(out + 5 * step, sin, inside)
-    tl.store(out + 6 * step, tl.where(counts, reach_x, float("-inf")), inside)
+    tl.store(out + 6 * step, tl.where(valid, reach_x, float("-inf")), inside)
     tl.store(out + 7 * step, reach_y, inside)
     tl.store(out + 8 * step, width * height, inside)
 
@@ -75,7 +75,7 @@ def _field(row, other, FIELD: tl.constexpr, in_first, in_second, REAL: tl.conste
 
 @triton.jit
 def load_reach(frames, i, mask, total):
-    """Centre and reach of rectangles `i`; where masked off, of one that meets no other."""
+    """Centre and reach of rectangles `i`; where masked off, of one that overlaps no other."""
     step = total.to(tl.int64)
     field = frames + i
     x = tl.load(field, mask, 0.0)
@@ -100,7 +100,7 @@ def load_shape(frames, i, mask, total):
 
 @triton.jit
 def near(a_x, a_y, a_reach_x, a_reach_y, b_x, b_y, b_reach_x, b_reach_y):
-    """Whether the upright rectangles around both overlap."""
+    """Whether their axis-aligned bounding boxes overlap."""
     return (tl.abs(a_x - b_x) < a_reach_x + b_reach_x) & (tl.abs(a_y - b_y) < a_reach_y + b_reach_y)
 
 
@@ -109,7 +109,7 @@ def overlap(
     shift_x, shift_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area, margin,
     MODE: tl.constexpr, POLYGON: tl.constexpr,
 ):  # fmt: skip
-    """The overlap of rectangles that are near; MODE counts as `reference.MODES`."""
+    """The overlap of rectangles that are near; MODE is an index into `reference.MODES`."""
     cos = a_cos * b_cos + a_sin * b_sin
     sin = a_sin * b_cos - a_cos * b_sin
     centre_x = shift_x * b_cos + shift_y * b_sin
@@ -128,8 +128,8 @@ def overlap(
     else:
         along_x = shift_x * a_cos + shift_y * a_sin
         along_y = shift_y * a_cos - shift_x * a_sin
-        meet = tl.abs(along_x) < a_half_x + (b_half_x * tl.abs(cos) + b_half_y * tl.abs(sin))
-        meet &= tl.abs(along_y) < a_half_y + (b_half_x * tl.abs(sin) + b_half_y * tl.abs(cos))
+        overlapping = tl.abs(along_x) < a_half_x + (b_half_x * tl.abs(cos) + b_half_y * tl.abs(sin))
+        overlapping &= tl.abs(along_y) < a_half_y + (b_half_x * tl.abs(sin) + b_half_y * tl.abs(cos))
         origin = _clamp(tl.zeros_like(low_y), low_y, high_y)
         low_y, high_y = low_y - origin, high_y - origin
         y0, y1, y2, y3 = y0 - origin, y1 - origin, y2 - origin, y3 - origin
@@ -141,8 +141,8 @@ def overlap(
         second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
         second += _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
         shared = (first + second) * -0.5
-        shared = _least(_least(shared, a_area), b_area)
-        shared = tl.where(meet & (shared > 0), shared, 0.0)
+        shared = _minimum(_minimum(shared, a_area), b_area)
+        shared = tl.where(overlapping & (shared > 0), shared, 0.0)
     if MODE == 2:
         return shared
     else:
@@ -154,24 +154,24 @@ def overlap(
 
 
 @triton.jit
-def _least(a, b):
+def _minimum(a, b):
     return tl.where(a < b, a, b)
 
 
 @triton.jit
-def _most(a, b):
+def _maximum(a, b):
     return tl.where(a > b, a, b)
 
 
 @triton.jit
 def _clamp(value, low, high):
-    return _most(_least(value, high), low)
+    return _maximum(_minimum(value, high), low)
 
 
 @triton.jit
 def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
     """Twice the integral of y, clamped, over an edge, within the range of x."""
-    low, high = _least(y0, y1), _most(y0, y1)
+    low, high = _minimum(y0, y1), _maximum(y0, y1)
     begin = _clamp(y0 + (clipped0 - x0) * slope, low, high)
     end = _clamp(y1 + (clipped1 - x1) * slope, low, high)
     inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
@@ -183,7 +183,7 @@ def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
 
 
 @triton.jit
-def _turn(x, y):
+def _angle_key(x, y):
     part = divide(x, tl.abs(x) + tl.abs(y))
     part = tl.where(part >= -1, part, 1.0)
     return tl.where(y < 0, part - 1.0, 1.0 - part)
@@ -195,7 +195,7 @@ def _shared_polygon(
     a_half_x, a_half_y, b_half_x, b_half_y,
 ):  # fmt: skip
     """The polygon through crossings and corners; the half sizes have the margin in them."""
-    xs, ys, counted = (), (), ()
+    xs, ys, valid = (), (), ()
     for i in tl.static_range(4):
         x, y = corner_x[i], corner_y[i]
         step_x, step_y = corner_x[(i + 1) % 4] - x, corner_y[(i + 1) % 4] - y
@@ -203,35 +203,35 @@ def _shared_polygon(
         from_x, to_x = tl.where(t0 < t1, t0, t1), tl.where(t0 < t1, t1, t0)
         t0, t1 = divide(low_y - y, step_y), divide(high_y - y, step_y)
         from_y, to_y = tl.where(t0 < t1, t0, t1), tl.where(t0 < t1, t1, t0)
-        enter, leave = _most(from_x, from_y), _least(to_x, to_y)
+        enter, leave = _maximum(from_x, from_y), _minimum(to_x, to_y)
         xs += (x + enter * step_x, x + leave * step_x)
         ys += (y + enter * step_y, y + leave * step_y)
         crossing = enter < leave
-        counted += (crossing & (enter > 0) & (enter < 1), crossing & (leave > 0) & (leave < 1))
+        valid += (crossing & (enter > 0) & (enter < 1), crossing & (leave > 0) & (leave < 1))
     for i in tl.static_range(4):
         x, y = corner_x[i], corner_y[i]
         xs += (x,)
         ys += (y,)
-        counted += ((tl.abs(x + centre_x) < b_half_x) & (tl.abs(y + centre_y) < b_half_y),)
+        valid += ((tl.abs(x + centre_x) < b_half_x) & (tl.abs(y + centre_y) < b_half_y),)
     for i in tl.static_range(4):
         x = high_x if i == 1 or i == 2 else low_x
         y = high_y if i >= 2 else low_y
         xs += (x,)
         ys += (y,)
-        counted += ((tl.abs(x * cos + y * sin) < a_half_x) & (tl.abs(y * cos - x * sin) < a_half_y),)
+        valid += ((tl.abs(x * cos + y * sin) < a_half_x) & (tl.abs(y * cos - x * sin) < a_half_y),)
 
     count, sum_x, sum_y = tl.zeros_like(cos), tl.zeros_like(cos), tl.zeros_like(cos)
     for i in tl.static_range(16):
-        count += tl.where(counted[i], 1.0, 0.0)
-        sum_x += tl.where(counted[i], xs[i], 0.0)
-        sum_y += tl.where(counted[i], ys[i], 0.0)
+        count += tl.where(valid[i], 1.0, 0.0)
+        sum_x += tl.where(valid[i], xs[i], 0.0)
+        sum_y += tl.where(valid[i], ys[i], 0.0)
     middle_x, middle_y = divide(sum_x, count), divide(sum_y, count)
 
-    # Sorted by insertion: a new point takes its place before the first of larger angle, and all from there move on.
+    # Insertion sort: a new point goes before the first one of larger angle, and all from there on move up by one.
     keys, sorted_x, sorted_y = (), (), ()
     for i in tl.static_range(16):
         x, y = xs[i], ys[i]
-        key = tl.where(counted[i], _turn(x - middle_x, y - middle_y), 4.0)
+        key = tl.where(valid[i], _angle_key(x - middle_x, y - middle_y), 4.0)
         next_keys, next_x, next_y = (), (), ()
         later = tl.zeros_like(cos) != 0
         for j in tl.static_range(i):

@@ -15,7 +15,7 @@ SMALLEST_UNION = 1e-8  # of mmcv, where a margin can make the shared area larger
 
 
 class Frames(NamedTuple):
-    """Rectangles, one tensor a field."""
+    """Rectangles, one tensor per field."""
 
     x: Tensor
     y: Tensor
@@ -40,8 +40,8 @@ def frames(boxes: Tensor, clockwise: bool, margin: float) -> Frames:
     grow = torch.full_like(x, margin)
     reach_x = (half_x + grow) * cos.abs() + (half_y + grow) * sin.abs()
     reach_y = (half_x + grow) * sin.abs() + (half_y + grow) * cos.abs()
-    counts = boxes.isfinite().all(-1) & (width > 0) & (height > 0)
-    reach_x = torch.where(counts, reach_x, -torch.inf)
+    valid = boxes.isfinite().all(-1) & (width > 0) & (height > 0)
+    reach_x = torch.where(valid, reach_x, -torch.inf)
     return Frames(x, y, half_x, half_y, cos, sin, reach_x, reach_y, width * height)
 
 
@@ -52,13 +52,13 @@ def overlap(a: Frames, b: Frames, mode: str, margin: float) -> Tensor:
         return shared
     base = a.area + b.area - shared if mode == "iou" else a.area
     if margin > 0:
-        base = _most(base, torch.full_like(base, SMALLEST_UNION))
+        base = _maximum(base, torch.full_like(base, SMALLEST_UNION))
     ratio = shared / base
     return torch.where(ratio > 0, ratio, 0.0)  # also for NaN, of areas beyond the largest or below the smallest float
 
 
 def near(a: Frames, b: Frames) -> Tensor:
-    """Whether the upright rectangles around both overlap; if not, they share nothing."""
+    """Whether their axis-aligned bounding boxes overlap; if not, they share nothing."""
     return ((a.x - b.x).abs() < a.reach_x + b.reach_x) & ((a.y - b.y).abs() < a.reach_y + b.reach_y)
 
 
@@ -67,14 +67,14 @@ def shared_area(a: Frames, b: Frames) -> Tensor:
     cos = a.cos * b.cos + a.sin * b.sin
     sin = a.sin * b.cos - a.cos * b.sin
 
-    # In the axes of a: apart, whatever rounding would say. (Apart in the axes of b gives 0 by itself.)
+    # In the axes of a: disjoint ones share nothing, whatever rounding says. (In the axes of b that comes by itself.)
     along_x, along_y = shift_x * a.cos + shift_y * a.sin, shift_y * a.cos - shift_x * a.sin
-    meet = near(a, b)
-    meet = meet & (along_x.abs() < a.half_x + (b.half_x * cos.abs() + b.half_y * sin.abs()))
-    meet = meet & (along_y.abs() < a.half_y + (b.half_x * sin.abs() + b.half_y * cos.abs()))
+    overlapping = near(a, b)
+    overlapping = overlapping & (along_x.abs() < a.half_x + (b.half_x * cos.abs() + b.half_y * sin.abs()))
+    overlapping = overlapping & (along_y.abs() < a.half_y + (b.half_x * sin.abs() + b.half_y * cos.abs()))
 
     # In the axes of b, with the centre of a as origin: b is a range of x and of y. The origin of y then moves into
-    # that range, which changes no area and keeps the numbers, and so their rounding, as small as the part shared.
+    # that range, which changes no area and keeps the numbers, and so their rounding, as small as the shared part.
     centre_x, centre_y = shift_x * b.cos + shift_y * b.sin, shift_y * b.cos - shift_x * b.sin
     low_x, high_x = -b.half_x - centre_x, b.half_x - centre_x
     low_y, high_y = -b.half_y - centre_y, b.half_y - centre_y
@@ -84,11 +84,11 @@ def shared_area(a: Frames, b: Frames) -> Tensor:
     xs, ys = _corners(a, cos, sin)
     ys = [y - origin for y in ys]
     clipped = [_clamp(x, low_x, high_x) for x in xs]
-    slopes = sin / cos, -(cos / sin)  # infinite or NaN where an edge stands upright, which then has no width
+    slopes = sin / cos, -(cos / sin)  # infinite or NaN where an edge is vertical, which then has no width
 
     def strip(i: int, j: int, slope: Tensor) -> Tensor:
         """Twice the integral of y, clamped, over the edge from corner i to corner j, within the range of x."""
-        low, high = _least(ys[i], ys[j]), _most(ys[i], ys[j])
+        low, high = _minimum(ys[i], ys[j]), _maximum(ys[i], ys[j])
         begin = _clamp(ys[i] + (clipped[i] - xs[i]) * slope, low, high)
         end = _clamp(ys[j] + (clipped[j] - xs[j]) * slope, low, high)
         inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
@@ -102,8 +102,8 @@ def shared_area(a: Frames, b: Frames) -> Tensor:
     first = strip(0, 1, slopes[0]) + strip(1, 2, slopes[1])
     second = strip(2, 3, slopes[0]) + strip(3, 0, slopes[1])
     shared = (first + second) * -0.5
-    shared = _least(_least(shared, a.area), b.area)
-    return torch.where(meet & (shared > 0), shared, 0.0)
+    shared = _minimum(_minimum(shared, a.area), b.area)
+    return torch.where(overlapping & (shared > 0), shared, 0.0)
 
 
 def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
@@ -122,7 +122,7 @@ def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
         step_x, step_y = xs[(i + 1) % 4] - x, ys[(i + 1) % 4] - y
         from_x, to_x = _ordered((low_x - x) / step_x, (high_x - x) / step_x)
         from_y, to_y = _ordered((low_y - y) / step_y, (high_y - y) / step_y)
-        enter, leave = _most(from_x, from_y), _least(to_x, to_y)
+        enter, leave = _maximum(from_x, from_y), _minimum(to_x, to_y)
         for t in (enter, leave):
             points.append((x + t * step_x, y + t * step_y, (enter < leave) & (t > 0) & (t < 1)))
     for x, y in zip(xs, ys, strict=True):
@@ -133,14 +133,14 @@ def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
         points.append((x, y, inside))
 
     count, sum_x, sum_y = (torch.zeros_like(cos) for _ in range(3))
-    for x, y, counts in points:
-        count = count + counts.to(cos.dtype)
-        sum_x = sum_x + torch.where(counts, x, 0.0)
-        sum_y = sum_y + torch.where(counts, y, 0.0)
+    for x, y, valid in points:
+        count = count + valid.to(cos.dtype)
+        sum_x = sum_x + torch.where(valid, x, 0.0)
+        sum_y = sum_y + torch.where(valid, y, 0.0)
     middle_x, middle_y = sum_x / count, sum_y / count
     keys = [
-        torch.where(counts, _turn(x - middle_x, y - middle_y), 4.0)  # what does not belong comes last
-        for x, y, counts in points
+        torch.where(valid, _angle_key(x - middle_x, y - middle_y), 4.0)  # the others come last
+        for x, y, valid in points
     ]
     order = torch.stack(keys, -1).sort(dim=-1, stable=True).indices
     xs_sorted = torch.stack([x.expand_as(cos) for x, _, _ in points], -1).gather(-1, order)
@@ -148,10 +148,10 @@ def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
 
     doubled = torch.zeros_like(cos)
     previous_x, previous_y = torch.zeros_like(cos), torch.zeros_like(cos)
-    for k in range(1, len(points)):  # triangles between the first point and two neighbours
-        counts = count > k
-        x = torch.where(counts, xs_sorted[..., k] - xs_sorted[..., 0], 0.0)
-        y = torch.where(counts, ys_sorted[..., k] - ys_sorted[..., 0], 0.0)
+    for k in range(1, len(points)):  # triangles between the first point and two neighbors
+        valid = count > k
+        x = torch.where(valid, xs_sorted[..., k] - xs_sorted[..., 0], 0.0)
+        y = torch.where(valid, ys_sorted[..., k] - ys_sorted[..., 0], 0.0)
         doubled = doubled + (previous_x * y - previous_y * x)
         previous_x, previous_y = x, y
     shared = doubled.abs() * 0.5
@@ -165,24 +165,24 @@ def _corners(a: Frames, cos: Tensor, sin: Tensor) -> tuple[list[Tensor], list[Te
     return [-ux + vx, ux + vx, ux - vx, -ux - vx], [-uy - vy, uy - vy, uy + vy, -uy + vy]
 
 
-def _turn(x: Tensor, y: Tensor) -> Tensor:
-    """Grows with the angle of (x, y) from -2 to 2, as atan2 does, in operations that every device rounds alike."""
+def _angle_key(x: Tensor, y: Tensor) -> Tensor:
+    """Increases with the angle of (x, y), as atan2 does, from -2 to 2, in operations that every device rounds alike."""
     part = x / (x.abs() + y.abs())
     part = torch.where(part >= -1, part, 1.0)  # also for NaN, at the centre itself
     return torch.where(y < 0, part - 1.0, 1.0 - part)
 
 
 # These order NaN the same way on every device, which minimum, maximum and clamp do not.
-def _least(a: Tensor, b: Tensor) -> Tensor:
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a < b, a, b)
 
 
-def _most(a: Tensor, b: Tensor) -> Tensor:
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a > b, a, b)
 
 
 def _clamp(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return _most(_least(value, high), low)
+    return _maximum(_minimum(value, high), low)
 
 
 def _ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
