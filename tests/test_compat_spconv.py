@@ -606,3 +606,33 @@ def test_the_environment_variable_takes_known_layouts_only(monkeypatch):
     code = compile(Path(constants.__file__).read_text(), constants.__file__, "exec")
     with pytest.raises(ValueError, match="KRSC, RSKC or RSCK, got 'HWIO'"):
         exec(code, {"__file__": constants.__file__})
+
+
+def test_a_reader_that_mmdetection3d_puts_into_sparse_modules_is_the_only_one(monkeypatch):
+    """It turns weights of mmcv, which have no version, and leaves those of spconv 2 as they are."""
+
+    def read(self, state_dict, prefix, local_metadata, *args):
+        weight = state_dict[prefix + "weight"]
+        self.weight.data.copy_(weight if local_metadata.get("version") == 2 else weight.movedim(-1, 0))
+
+    theirs = torch.randn(3, 3, 3, 3, 3)  # as many channels as offsets along an axis: any order fits
+    monkeypatch.setattr(spconv.SparseModule, "_version", 2, raising=False)
+    monkeypatch.setattr(spconv.SparseModule, "_load_from_state_dict", read)
+    layer = spconv.SubMConv3d(3, 3, 3, bias=False)
+    layer.load_state_dict({"weight": theirs})
+    assert torch.equal(layer.weight, theirs.movedim(-1, 0))
+    again = spconv.SubMConv3d(3, 3, 3, bias=False)
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again.weight, layer.weight)
+    plain = triops.nn.SubMConv3d(3, 3, 3, bias=False)  # which no program expects to change
+    plain.load_state_dict({"weight": theirs})
+    assert torch.equal(plain.weight, theirs)
+
+
+def test_every_module_of_spconvs_names_is_a_sparse_module():
+    made = [
+        spconv.SubMConv3d(1, 1, 3), spconv.SparseMaxPool3d(2), spconv.SparseAvgPool3d(2), spconv.SparseGlobalAvgPool(),
+        spconv.SparseSequential(), spconv.JoinTable(), spconv.AddTable(), spconv.ConcatTable(), spconv.Identity(),
+        spconv.ToDense(), spconv.RemoveGrid(),
+    ]  # fmt: skip
+    assert [type(m).__name__ for m in made if not isinstance(m, spconv.SparseModule)] == []

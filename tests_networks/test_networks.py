@@ -163,6 +163,10 @@ def test_the_gradients_are_those_of_the_reference(outcome: Outcome, grads: dict[
 
 
 def test_the_boxes_are_those_of_the_reference(outcome: Outcome, expected: Outcome) -> None:
+    assert_same_boxes(outcome, expected)
+
+
+def assert_same_boxes(outcome: Outcome, expected: Outcome) -> None:
     """Empty ground looks alike everywhere: of boxes on it that have one score, size and heading, either may be kept."""
     assert outcome.labels.bincount().tolist() == expected.labels.bincount().tolist()
     torch.testing.assert_close(outcome.scores, expected.scores, rtol=0, atol=1e-4)
@@ -173,11 +177,52 @@ def test_the_boxes_are_those_of_the_reference(outcome: Outcome, expected: Outcom
         assert (alike & (here | twins)).any(), f"no such box: {box.tolist()}, label {label}, score {score}"
 
 
+# mmdetection3d takes spconv's layers where it finds spconv, and mmcv's where it does not
+
+WITH_SPCONV = """
+import sys
+
+sys.path.insert(0, {folder!r})
+import triops.compat.spconv
+import spconv.pytorch, torch
+import test_networks
+from mmdet3d.models.layers.spconv import IS_SPCONV2_AVAILABLE
+
+assert IS_SPCONV2_AVAILABLE
+network = test_networks.detectors.NETWORKS[{name!r}]
+model = test_networks.detectors.build(network, test_networks.DEVICE)
+weights, data = torch.load({inputs!r}, weights_only=False)
+model.load_state_dict(weights)
+outcome = test_networks.run(model, data)
+torch.save((outcome.parts, outcome.boxes, outcome.scores, outcome.labels), {outputs!r})
+print(sum(isinstance(m, spconv.pytorch.SparseConvolution) for m in model.modules()))
+"""
+
+
+def test_with_spconv_supplied_the_same_weights_give_the_same_answers(
+    name: str, case: tuple[Any, dict[str, Any]], outcome: Outcome, tmp_path: Path
+) -> None:
+    """The weights are those of mmcv's layers, which mmdetection3d turns into spconv's as it loads them."""
+    from mmdet3d.models.layers.spconv import IS_SPCONV2_AVAILABLE
+
+    assert not IS_SPCONV2_AVAILABLE
+    inputs, outputs = tmp_path / "inputs.pt", tmp_path / "outputs.pt"
+    model, data = case
+    torch.save((model.state_dict(), data), inputs)
+    folder = str(Path(__file__).parent)
+    code = WITH_SPCONV.format(folder=folder, name=name, inputs=str(inputs), outputs=str(outputs))
+    layers = int(in_a_new_process(code).splitlines()[-1])
+    assert (layers > 0) == (name != "pointpillars")
+    parts, *found = torch.load(outputs, weights_only=False)
+    assert parts == pytest.approx(outcome.parts, rel=1e-4, abs=1e-5)
+    assert_same_boxes(Outcome(parts, *found, outcome.loss, outcome.model), outcome)
+
+
 # what activation does to mmcv, and what it leaves alone
 
 
 def in_a_new_process(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

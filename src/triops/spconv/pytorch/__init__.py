@@ -5,7 +5,6 @@
 SubMConv3d(4, 16, kernel_size=[3, 3, 3], padding=[1, 1, 1], indice_key='subm1', bias=False)
 """
 
-from triops.nn.sparse_modules import RemoveGrid, ToDense
 from triops.spconv.core import ConvAlgo
 from triops.spconv.pytorch import (
     conv,
@@ -48,12 +47,14 @@ from triops.spconv.pytorch.identity import (
     Identity,
 )
 from triops.spconv.pytorch.modules import (
+    RemoveGrid,
     SparseBatchNorm,
     SparseIdentity,
     SparseModule,
     SparseReLU,
     SparseSequential,
     SparseSyncBatchNorm,
+    ToDense,
     assign_name_for_sparse_modules,
 )
 from triops.spconv.pytorch.pool import (

@@ -7,14 +7,16 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from triops import nn
 from triops.spconv import constants
 from triops.spconv._version import NUMBERS as SPCONV_VERSION_NUMBERS
 from triops.spconv.constants import FILTER_HWIO
+from triops.spconv.pytorch.modules import SparseModule
 
 
-class SparseConvolution(nn.SparseConvolution):
+class SparseConvolution(SparseModule, nn.SparseConvolution):
     """See `triops.nn.SparseConvolution`.
 
     Kernels of one offset and stride 1 are the exception that makes this class. spconv 2.x keeps their weight as
@@ -40,7 +42,9 @@ class SparseConvolution(nn.SparseConvolution):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         weight = state_dict.get(prefix + "weight")
-        if isinstance(weight, Tensor):
+        # mmdetection3d puts a reader of its own into SparseModule, which turns the weights of mmcv itself
+        read_elsewhere = SparseModule._load_from_state_dict is not Module._load_from_state_dict
+        if isinstance(weight, Tensor) and not read_elsewhere:
             state_dict[prefix + "weight"] = self._own_layout(weight)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

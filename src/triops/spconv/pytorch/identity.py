@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from triops import nn
+from triops.spconv.pytorch.modules import SparseModule
 
 
-class Identity(nn.Identity):
+class Identity(SparseModule, nn.Identity):
     """See `triops.nn.Identity`."""
 
     def input_spatial_size(self, out_size: Sequence[int]) -> Sequence[int]:

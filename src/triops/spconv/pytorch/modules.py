@@ -6,18 +6,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import triops.nn as sparse
 from triops.nn.sparse_conv import SparseConvolution
 from triops.nn.sparse_modules import (
     SparseBatchNorm,
     SparseIdentity,
-    SparseModule,
     SparseReLU,
-    SparseSequential,
     SparseSyncBatchNorm,
     assign_name_for_sparse_modules,
     is_spconv_module,
 )
 from triops.nn.sparse_tensor import SparseConvTensor
+
+
+class SparseModule(sparse.SparseModule):
+    """See `triops.nn.SparseModule`. A class of its own: mmdetection3d replaces functions in it."""
+
+
+class SparseSequential(SparseModule, sparse.SparseSequential):
+    """See `triops.nn.SparseSequential`."""
+
+
+class ToDense(SparseModule, sparse.ToDense):
+    """See `triops.nn.ToDense`."""
+
+
+class RemoveGrid(SparseModule, sparse.RemoveGrid):
+    """See `triops.nn.RemoveGrid`."""
 
 
 def is_sparse_conv(module: nn.Module) -> bool:
@@ -52,12 +67,14 @@ class PrintCurrentTime(nn.Module):
 __all__ = [
     "PrintCurrentTime",
     "PrintTensorMeta",
+    "RemoveGrid",
     "SparseBatchNorm",
     "SparseIdentity",
     "SparseModule",
     "SparseReLU",
     "SparseSequential",
     "SparseSyncBatchNorm",
+    "ToDense",
     "assign_name_for_sparse_modules",
     "is_sparse_conv",
     "is_spconv_module",

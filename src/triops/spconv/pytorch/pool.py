@@ -1,19 +1,11 @@
 """Names of `spconv.pytorch.pool`: the pools of `triops.nn`, and a maximum that starts at 0 as spconv's does."""
 
 from triops import nn
-from triops.nn.sparse_pool import (
-    SparseAvgPool,
-    SparseAvgPool1d,
-    SparseAvgPool2d,
-    SparseAvgPool3d,
-    SparseAvgPool4d,
-    SparseGlobalAvgPool,
-    SparseGlobalMaxPool,
-)
 from triops.ops.sparse_pool import sparse_max_pool_from_zero
+from triops.spconv.pytorch.modules import SparseModule
 
 
-class SparseMaxPool(nn.SparseMaxPool):
+class SparseMaxPool(SparseModule, nn.SparseMaxPool):
     """See `triops.nn.SparseMaxPool`; a window of negative features alone gives 0, and every input that equals the
     output of its window gets the gradient.
 
@@ -43,6 +35,34 @@ class SparseMaxPool3d(SparseMaxPool, nn.SparseMaxPool3d):
 
 class SparseMaxPool4d(SparseMaxPool, nn.SparseMaxPool4d):
     """See `SparseMaxPool`."""
+
+
+class SparseAvgPool(SparseModule, nn.SparseAvgPool):
+    """See `triops.nn.SparseAvgPool`."""
+
+
+class SparseAvgPool1d(SparseAvgPool, nn.SparseAvgPool1d):
+    """See `triops.nn.SparseAvgPool`."""
+
+
+class SparseAvgPool2d(SparseAvgPool, nn.SparseAvgPool2d):
+    """See `triops.nn.SparseAvgPool`."""
+
+
+class SparseAvgPool3d(SparseAvgPool, nn.SparseAvgPool3d):
+    """See `triops.nn.SparseAvgPool`."""
+
+
+class SparseAvgPool4d(SparseAvgPool, nn.SparseAvgPool4d):
+    """See `triops.nn.SparseAvgPool`."""
+
+
+class SparseGlobalMaxPool(SparseModule, nn.SparseGlobalMaxPool):
+    """See `triops.nn.SparseGlobalMaxPool`."""
+
+
+class SparseGlobalAvgPool(SparseModule, nn.SparseGlobalAvgPool):
+    """See `triops.nn.SparseGlobalAvgPool`."""
 
 
 ALL_POOL_LAYERS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import SparseConvTensor
+from triops.spconv.pytorch.modules import SparseModule
 
 
 class RemoveDuplicate(SparseModule):

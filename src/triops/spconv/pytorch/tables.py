@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from triops import nn
-from triops.nn.sparse_modules import SparseModule
 from triops.nn.sparse_tensor import SparseConvTensor
 from triops.spconv.pytorch.functional import sparse_add
+from triops.spconv.pytorch.modules import SparseModule
 
 
 class _SameGrid:
@@ -17,15 +17,15 @@ class _SameGrid:
         return out_size
 
 
-class JoinTable(_SameGrid, nn.JoinTable):
+class JoinTable(_SameGrid, SparseModule, nn.JoinTable):
     """See `triops.nn.JoinTable`."""
 
 
-class AddTable(_SameGrid, nn.AddTable):
+class AddTable(_SameGrid, SparseModule, nn.AddTable):
     """See `triops.nn.AddTable`."""
 
 
-class ConcatTable(nn.ConcatTable):
+class ConcatTable(SparseModule, nn.ConcatTable):
     """See `triops.nn.ConcatTable`."""
 
     def input_spatial_size(self, out_size: Sequence[int]) -> Any:
