@@ -109,7 +109,11 @@ BAD_CALLS = [
 ]  # fmt: skip
 
 # a normalised value is a difference, and sums of gradients cancel
-STANDARD = {name: Standard(error_scale="row") for name in ("batch_norm_act", "batch_norm_act_backward")}
+# The gradients of weight and bias are sums over all rows, whose terms cancel: twice the usual static threshold.
+STANDARD = {
+    "batch_norm_act": Standard(error_scale="row"),
+    "batch_norm_act_backward": Standard(error_scale="row", float32=2e-5),
+}
 
 
 def work(operator: str, args: tuple[Any, ...]) -> Work:

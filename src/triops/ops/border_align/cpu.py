@@ -86,7 +86,7 @@ def _align_planes(input, boxes, height, width, channels, pool_size, output, argm
     packed = packed.numpy()
     keep = pool_size < STEPS
     chunk = min(total, max(1, LOCATED // (4 * (pool_size + 1)))) if keep else total
-    samples = _samples(4 * chunk if keep else 0, pool_size, packed)
+    samples = _samples.py_func(4 * chunk if keep else 0, pool_size, packed)  # Python gets no arrays from Numba
     pack_grain = max(1, VALUES_PER_THREAD // layout.edge_stride)
     locate_grain = max(1, LOCATED_PER_THREAD // (4 * (pool_size + 1)))
     align_grain = max(1, VALUES_PER_THREAD // (STRIP * 4 * tile * (pool_size + 1)))

@@ -12,7 +12,7 @@ from triops.ops.rulebook import (
     row_tiles,
     submanifold_neighbors,
 )
-from triops.ops.rulebook.geometry import Ints, as_list, as_lists, output_shape
+from triops.ops.rulebook.geometry import Ints, as_list, as_lists, dimensions, output_shape
 from triops.ops.rulebook.plans import TILE
 
 
@@ -127,9 +127,9 @@ class Rulebook:
         [[-1, 0], [-1, 1], [0, -1]]
         """
         lists = as_lists(
-            "Rulebook", indices.shape[1] - 1, spatial_shape, kernel_size, stride, padding, dilation, out_padding
+            "Rulebook", dimensions(indices), spatial_shape, kernel_size, stride, padding, dilation, out_padding
         )
-        indexed = indices.device.type != "cpu"  # no CPU kernel reads it
+        indexed = isinstance(indices, Tensor) and indices.device.type != "cpu"  # no CPU kernel reads it
         out_indices, gather, scatter, count, index = indexed_neighbors(
             indices, batch_size, lists, transpose, capacity, owners, indexed
         )

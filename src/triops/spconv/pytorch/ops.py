@@ -38,6 +38,8 @@ def get_conv_output_size(
     dilation: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """See `triops.sparse_output_shape`; a kernel of -1 covers its axis."""
+    if not isinstance(kernel_size, Sequence):  # one number, or what is refused there
+        return sparse_output_shape(input_size, kernel_size, stride, padding, dilation)
     covers = [size == -1 for size in kernel_size]
     sizes = [1 if whole else size for whole, size in zip(covers, kernel_size, strict=True)]
     shape = sparse_output_shape(input_size, sizes, stride, padding, dilation)
