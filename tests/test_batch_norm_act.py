@@ -93,33 +93,48 @@ def sparse(rows: int, channels: int, dtype: torch.dtype = torch.float64) -> Spar
     return SparseConvTensor(features.requires_grad_(), indices, [rows], 1)
 
 
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, also without one."""
+    monkeypatch.setattr(sparse_modules, "_is_fused", lambda norm, x: sparse_modules._is_own_training_norm(norm))
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(
     "act", [nn.ReLU(), nn.LeakyReLU(0.3), nn.GELU(), nn.SiLU(), nn.Sigmoid(), nn.Tanh(), nn.GELU(approximate="tanh")],
     ids=repr,
 )  # fmt: skip
-def test_a_sequence_in_training_gives_what_its_modules_give(act: nn.Module, momentum: Any, monkeypatch: Any) -> None:
+def test_a_sequence_in_training_gives_what_its_modules_give(act: nn.Module, momentum: Any, fused: None) -> None:
     net = SparseSequential(nn.BatchNorm1d(4, momentum=momentum), act, nn.BatchNorm1d(4, affine=False)).double()
     plain = copy.deepcopy(net)
     for step in range(3):
         x = sparse(20 + step, 4)
-        fused = net(x).features
-        monkeypatch.setattr(sparse_modules, "fused_norm", False)
-        one_by_one = plain(x).features
-        monkeypatch.setattr(sparse_modules, "fused_norm", True)
-        torch.testing.assert_close(fused, one_by_one, rtol=1e-10, atol=1e-12)
-        grads = (torch.autograd.grad(y.square().sum(), x.features, retain_graph=True)[0] for y in (fused, one_by_one))
+        together = net(x).features
+        one_by_one = x.features
+        for module in plain.children():
+            one_by_one = module(one_by_one)
+        torch.testing.assert_close(together, one_by_one, rtol=1e-10, atol=1e-12)
+        both = together, one_by_one
+        grads = (torch.autograd.grad(y.square().sum(), x.features, retain_graph=True)[0] for y in both)
         torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_a_module_with_a_hook_is_called_itself() -> None:
+def test_a_module_with_a_hook_is_called_itself(fused: None) -> None:
     seen: list[Tensor] = []
     net = SparseSequential(nn.BatchNorm1d(3), nn.ReLU()).double()
     net[1].register_forward_hook(lambda module, args, output: seen.append(output))
     out = net(sparse(9, 3))
     assert torch.equal(seen[0], out.features)
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = sparse(9, 3)
+    x.active = torch.tensor([5], dtype=torch.int32)
+    net = SparseSequential(nn.BatchNorm1d(3)).double()
+    monkeypatch.setattr(sparse_modules, "fused_norm", False)
+    torch.testing.assert_close(net(x).features, copy.deepcopy(net)[0](x.features))
 
 
 def test_behind_a_capacity_only_active_rows_count() -> None:
@@ -134,12 +149,12 @@ def test_behind_a_capacity_only_active_rows_count() -> None:
         torch.testing.assert_close(net[0].running_var, alone[0].running_var)
 
 
-def test_one_row_is_refused_in_training_as_torch_refuses_it() -> None:
+def test_one_row_is_refused_in_training_as_torch_refuses_it(fused: None) -> None:
     with pytest.raises(ValueError, match="more than one row"):
         SparseSequential(nn.BatchNorm1d(3), nn.ReLU()).double()(sparse(1, 3))
 
 
-def test_a_sequence_in_training_compiles() -> None:
+def test_a_sequence_in_training_compiles(fused: None) -> None:
     net = SparseSequential(nn.BatchNorm1d(3), nn.ReLU()).double()
     expected = copy.deepcopy(net)
     x = sparse(9, 3)

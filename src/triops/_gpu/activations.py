@@ -25,12 +25,12 @@ def slope(z, alpha, ACTIVATION: tl.constexpr):
     """The derivative of `activate` at z."""
     found = tl.full(z.shape, 1.0, z.dtype)
     if ACTIVATION == 1:
-        found = tl.where(z > 0, 1.0, tl.where(z <= 0, 0.0, z))
+        found = tl.where(z <= 0, 0.0, 1.0).to(z.dtype)
     elif ACTIVATION == 2:
         s = 1 / (1 + tl.exp(-z))
         found = s * (1 - s)
     elif ACTIVATION == 3:
-        found = tl.where(z > 0, 1.0, alpha)
+        found = tl.where(z <= 0, alpha, 1.0)
     elif ACTIVATION == 4:
         bell = tl.exp(-0.5 * z * z) * 0.3989422804014327
         found = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * bell

@@ -51,9 +51,9 @@ class SparseSequential(SparseModule):
 
     Takes modules, one OrderedDict of modules, or named modules; a name is part of the names of the parameters.
 
-    In training a BatchNorm1d and the ReLU, LeakyReLU, GELU (exact), SiLU or Sigmoid behind it are one operator,
-    `triops.batch_norm_act`, unless either has hooks; rows behind the `active` ones of a capacity do not count in its
-    statistics. `triops.nn.sparse_modules.fused_norm = False` turns that off.
+    In training on a GPU a BatchNorm1d and the ReLU, LeakyReLU, GELU (exact), SiLU or Sigmoid behind it are one
+    operator, `triops.batch_norm_act`, unless either has hooks. Anywhere, rows behind the `active` ones of a capacity do
+    not count in a batch's statistics. `triops.nn.sparse_modules.fused_norm = False` turns that off.
 
     >>> import torch
     >>> from torch import nn
@@ -91,7 +91,7 @@ class SparseSequential(SparseModule):
         for i, module in enumerate(modules):
             if module is None:  # done with the one in front
                 continue
-            if isinstance(input, SparseConvTensor) and fused_norm and _is_own_training_norm(module):
+            if isinstance(input, SparseConvTensor) and _is_fused(module, input):
                 following = modules[i + 1] if i + 1 < len(modules) else None
                 activation = _activation_of(following)
                 if activation is not None:
@@ -108,6 +108,12 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def _is_fused(module: nn.Module, input: SparseConvTensor) -> bool:
+    """On a CPU torch's own modules are as quick, where all rows count."""
+    wanted = fused_norm and (input.active is not None or not input.features.is_cpu)
+    return wanted and _is_own_training_norm(module)
 
 
 def _is_own_training_norm(module: nn.Module) -> bool:

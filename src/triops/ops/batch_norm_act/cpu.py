@@ -119,41 +119,76 @@ def _part_moments(begin, end, values, counted, sizes, parts):
 
 @jit
 def _apply(begin, end, values, scale, shift, statistics, counted, kind, constants, out):
-    for row in range(begin, end):
-        for c in range(values.shape[1]):
-            z = constants[0]
-            if row < counted:
+    channels = values.shape[1]
+    low, zero = _low(kind, constants), constants[0]
+    for row in range(begin, min(end, counted)):
+        if kind == 1:
+            for c in range(channels):
                 z = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c] * scale[c] + shift[c]
-                if kind == 1:
-                    z = constants[0] if z < 0 else z
-                elif kind == 3:
-                    z = z * constants[5] if z < 0 else z
-                elif kind != 0:
-                    z = _curve(z, kind, constants)
-            out[row, c] = narrow(z, out)
+                out[row, c] = narrow(zero if z < zero else z, out)
+        elif kind == 0 or kind == 3:
+            for c in range(channels):
+                z = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c] * scale[c] + shift[c]
+                out[row, c] = narrow(z * low if z < zero else z, out)
+        else:
+            for c in range(channels):
+                z = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c] * scale[c] + shift[c]
+                out[row, c] = narrow(_curve(z, kind, constants), out)
+    for row in range(max(begin, counted), end):
+        for c in range(channels):
+            out[row, c] = 0
 
 
 @jit
 def _sums(begin, end, grads, values, scale, shift, statistics, counted, kind, constants, parts):
+    channels = values.shape[1]
+    low, zero, one = _low(kind, constants), constants[0], constants[1]
+    straight = kind == 0 or kind == 1 or kind == 3
     for part in range(begin, end):
+        of_weight, of_bias = parts[part, 0], parts[part, 1]
         for row in range(part * PART, min((part + 1) * PART, counted)):
-            for c in range(values.shape[1]):
-                normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
-                outer = widen(grads[row, c]) * _slope(normal * scale[c] + shift[c], kind, constants)
-                parts[part, 0, c] += outer * normal
-                parts[part, 1, c] += outer
+            if straight:
+                for c in range(channels):
+                    normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
+                    slope = low if normal * scale[c] + shift[c] <= zero else one
+                    outer = widen(grads[row, c]) * slope
+                    of_weight[c] += outer * normal
+                    of_bias[c] += outer
+            else:
+                for c in range(channels):
+                    normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
+                    outer = widen(grads[row, c]) * _slope(normal * scale[c] + shift[c], kind, constants)
+                    of_weight[c] += outer * normal
+                    of_bias[c] += outer
 
 
 @jit
 def _gradient(begin, end, grads, values, scale, shift, statistics, spread, counted, kind, constants, result):
-    for row in range(begin, end):
-        for c in range(values.shape[1]):
-            inner = constants[0]
-            if row < counted:
+    channels = values.shape[1]
+    low, zero, one = _low(kind, constants), constants[0], constants[1]
+    straight = kind == 0 or kind == 1 or kind == 3
+    for row in range(begin, min(end, counted)):
+        if straight:
+            for c in range(channels):
+                normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
+                slope = low if normal * scale[c] + shift[c] <= zero else one
+                inner = widen(grads[row, c]) * slope - (spread[1, c] + normal * spread[0, c])
+                result[row, c] = narrow(inner * (statistics[1, c] * scale[c]), result)
+        else:
+            for c in range(channels):
                 normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
                 outer = widen(grads[row, c]) * _slope(normal * scale[c] + shift[c], kind, constants)
-                inner = (outer - (spread[1, c] + normal * spread[0, c])) * (statistics[1, c] * scale[c])
-            result[row, c] = narrow(inner, result)
+                inner = outer - (spread[1, c] + normal * spread[0, c])
+                result[row, c] = narrow(inner * (statistics[1, c] * scale[c]), result)
+    for row in range(max(begin, counted), end):
+        for c in range(channels):
+            result[row, c] = 0
+
+
+@jit
+def _low(kind, constants):
+    """The slope below 0 of an activation that is straight on both sides."""
+    return constants[1] if kind == 0 else constants[5] if kind == 3 else constants[0]
 
 
 @jit
@@ -168,15 +203,8 @@ def _curve(z, kind, constants):
 
 @jit
 def _slope(z, kind, constants):
-    """The derivative of an activation at z."""
-    zero, one, half = constants[0], constants[1], constants[2]
-    root, peak, alpha = constants[3], constants[4], constants[5]
-    if kind == 0:
-        return one
-    if kind == 1:
-        return one if z > 0 else (zero if z <= 0 else z)
-    if kind == 3:
-        return one if z > 0 else alpha
+    """The derivatives of the same."""
+    one, half, root, peak = constants[1], constants[2], constants[3], constants[4]
     if kind == 4:
         return half * (one + math.erf(z * root)) + z * math.exp(-half * z * z) * peak
     s = one / (one + math.exp(-z))

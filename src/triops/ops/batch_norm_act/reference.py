@@ -75,9 +75,9 @@ def _affine(normal: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) ->
 def slope(z: Tensor, activation: str, alpha: float) -> Tensor:
     """The derivative of `activate` at z; as in torch, at 0 that from below."""
     if activation == "relu":
-        return torch.where(z > 0, 1.0, torch.where(z <= 0, 0.0, z))  # NaN stays
+        return torch.where(z <= 0, torch.zeros_like(z), 1.0)
     if activation == "leaky_relu":
-        return torch.where(z > 0, torch.ones_like(z), alpha)
+        return torch.where(z <= 0, torch.full_like(z, alpha), 1.0)
     if activation == "gelu":
         return 0.5 * (1 + torch.erf(z * math.sqrt(0.5))) + z * torch.exp(-0.5 * z * z) * (1 / math.sqrt(2 * math.pi))
     if activation in ("sigmoid", "silu"):
