@@ -9,16 +9,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import triops
 import triops_cli
-from triops import _compiling, _terminal, compat
+from triops import _compiling, _demo, _sample, _terminal, _warmup, compat
 from triops._arguments import choose_operators, operators_of
 from triops._op import OPERATORS
 from triops.acceptance import command, runner
@@ -308,13 +309,59 @@ def test_bench_measures_checks_and_writes_json(cli: Call, tmp_path: Path) -> Non
     assert set(rows[0]["others"]) >= {"reference", "torch"}
 
 
-def test_demo_checks_every_operator_and_draws_the_scene(cli: Call, tmp_path: Path) -> None:
-    done = cli("demo", "--out", tmp_path)
+def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warmup, "warm_all", lambda *a, **k: iter(()))
+    done = cli("demo", "--out", tmp_path, "--device", "cpu")
     assert done.status == 0, done.out
     assert "NO" not in done.out
+    operators = {s.operator for s in _sample.all_samples() if s.demo}
+    assert all(f"\n{name}\n" in done.out for name in operators)
+    assert f"accuracy: {len(operators)} cases passed" in done.out
+    assert (tmp_path / "report.html").is_file()
     if find_spec("matplotlib"):
         assert (tmp_path / "scene.png").stat().st_size > 20_000
-        assert "scene.png" in done.out
+        assert 0 < done.out.index("scene.png") < done.out.index("right?"), "the picture comes first"
+
+
+def test_demo_shows_what_is_wrong(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["ingroup_inds"]
+    right = op.kernel("cpu")
+    monkeypatch.setitem(op._kernels, "cpu", lambda *a: right(*a) + 1)
+    only = [s for s in _sample.all_samples() if s.operator == "ingroup_inds"]
+    monkeypatch.setattr(_sample, "all_samples", lambda: only)
+    monkeypatch.setattr(_demo, "draw_scene", lambda *a: None)
+    monkeypatch.setattr(_warmup, "warm_all", lambda *a, **k: iter(()))
+    done = cli("demo", "--out", tmp_path, "--device", "cpu")
+    assert done.status == 1
+    assert re.search(r"windows of 1000000 points .* NO\n", done.out)
+    assert "accuracy: 1 of 1 cases failed" in done.out
+
+
+def test_a_first_demo_compiles_on_all_cores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from triops import cli as commands
+
+    asked: list[Any] = []
+
+    def warm_all(devices: list[str], **options: Any) -> Iterator[tuple[str, str, int]]:
+        asked.append((devices, options))
+        yield "nms", "cpu", 2
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(_warmup, "warm_all", warm_all)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    commands._compile_together()
+    ((devices, options),) = asked
+    assert (devices, options["demo"]) == (["cpu"], True)
+    assert set(options["operators"]) == {s.operator for s in _demo.timed_samples()}
+    for operator in options["operators"]:
+        small, large = _demo.inputs(operator)[0], _demo.inputs(operator)[1:]
+        assert small[0].scale == "general"
+        assert all(s.demo for s, _ in large)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    commands._compile_together()
+    assert len(asked) == 1
 
 
 # Compilation

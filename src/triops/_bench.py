@@ -63,17 +63,14 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def rows(
-    operators: list[str], device: str, *, scale: str = "network", demo_only: bool = False,
-    dtype: torch.dtype = torch.float32, budget: float = 1.0, peers: bool = True,
-) -> Iterator[Row]:  # fmt: skip
-    """Measure the chosen operators' samples one by one."""
-    for sample in chosen(operators, scale=scale, demo_only=demo_only):
+def rows(operators: list[str], device: str, *, budget: float = 1.0) -> Iterator[Row]:
+    """Measure the network-scale samples of the chosen operators one by one, in float32 where they take it."""
+    for sample in chosen(operators):
         operator = OPERATORS[sample.operator]
         module = _sample.module_of(operator)
-        use = dtype if dtype in sample.dtypes else sample.dtypes[0]
+        use = torch.float32 if torch.float32 in sample.dtypes else sample.dtypes[0]
         args = _sample.to_device(sample.make(use), device)
-        peer_calls = {"reference": operator.reference, **(module.baselines(operator.name) if peers else {})}
+        peer_calls = {"reference": operator.reference, **module.baselines(operator.name)}
         calls: dict[str, Callable[[], Any]] = {"triops": lambda o=operator, a=args: o(*a)}  # type: ignore[misc]
         seconds: dict[str, float] = {}
         got, right = operator(*args), True
@@ -98,10 +95,6 @@ def rows(
         )  # fmt: skip
 
 
-def chosen(operators: list[str], *, scale: str = "network", demo_only: bool = False) -> list[_sample.Sample]:
+def chosen(operators: list[str]) -> list[_sample.Sample]:
     """The samples that `rows` will measure."""
-    return [
-        s
-        for s in _sample.all_samples()
-        if (not operators or s.operator in operators) and (s.demo if demo_only else s.scale == scale)
-    ]
+    return [s for s in _sample.all_samples() if s.scale == "network" and (not operators or s.operator in operators)]

@@ -17,6 +17,8 @@ SILENCE = 2.0  # seconds of compilation before the first line, and between two
 
 show: Callable[[str], None] | None = None  # what shows a line; None: as above
 
+count = 0  # compilations of this process so far
+
 _lock = threading.Lock()
 _silent = 0.0  # seconds of finished compilations since the last line
 _last_line = 0.0  # when it was shown
@@ -43,8 +45,10 @@ def compiling(module: str, processor: str) -> Iterator[None]:
 
 
 def started(module: str, processor: str) -> None:
+    global count
     _thread.depth += 1
     if _thread.depth == 1:
+        count += 1
         text = f"compiling {_subject(module)} for this {processor}, once"
         _thread.since = time.monotonic()
         _thread.timer = threading.Timer(max(SILENCE - _silent, 0.0), _say, (text,))

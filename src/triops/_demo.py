@@ -1,4 +1,8 @@
-"""The picture of `triops demo`: a synthetic sweep from above, points coloured by the box that holds them."""
+"""What `triops demo` runs, and its picture: a synthetic sweep from above, points coloured by the box that holds them.
+
+The operators with a sample for the demo are timed on it, at the scale of a network, and checked on a small input: the
+reference takes seconds where a kernel takes milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,37 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from triops import _sample
+from triops._bench import Row, interleaved
+from triops._op import OPERATORS
+from triops._sample import Sample
+
+
+def timed_samples() -> list[Sample]:
+    return [s for s in _sample.all_samples() if s.demo]
+
+
+def checked_samples() -> list[Sample]:
+    """For each operator of the demo its first small sample."""
+    small = [s for s in _sample.all_samples() if s.scale == "general"]
+    names = dict.fromkeys(s.operator for s in timed_samples())
+    return [next(s for s in small if s.operator == name) for name in names]
+
+
+def inputs(operator: str) -> list[tuple[Sample, torch.dtype]]:
+    """All that the demo calls an operator with."""
+    return [(s, s.dtypes[0]) for s in (*checked_samples(), *timed_samples()) if s.operator == operator]
+
+
+def timed(sample: Sample, device: str, right: bool) -> Row:
+    """One sample, timed for a tenth of a second. right: what the check said of the operator."""
+    operator, dtype = OPERATORS[sample.operator], sample.dtypes[0]
+    args = _sample.to_device(sample.make(dtype), device)
+    seconds = interleaved({"triops": lambda: operator(*args)}, 0.1)["triops"]
+    work = _sample.module_of(operator).work(operator.name, args)
+    name = str(dtype).removeprefix("torch.")
+    return Row(operator.name, sample.name, name, device, right, seconds, work.bytes, work.ops)
 
 
 def draw_scene(points: Tensor, boxes: Tensor, index: Tensor, path: Path) -> None:

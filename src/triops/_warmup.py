@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,30 +21,31 @@ def devices() -> list[str]:
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def warm(operator: str, device: str) -> int:
-    """Run the small samples of one operator in every dtype. -> how many calls that took"""
+def warm(operator: str, device: str, demo: bool = False) -> int:
+    """Run the small samples of one operator in every dtype, or what `triops demo` runs. -> how many calls that took"""
     import triops  # noqa: F401
-    from triops import _compiling, _sample
+    from triops import _compiling, _demo, _sample
     from triops._op import OPERATORS
 
     _compiling.show = lambda line: None  # whoever asked for this knows, and several processes would speak at once
-    calls = 0
-    for sample in _sample.all_samples():
-        if sample.operator == operator and sample.scale != "network":
-            for dtype in sample.dtypes:
-                OPERATORS[operator](*_sample.to_device(sample.make(dtype), device))
-                calls += 1
-    return calls
+    small = (s for s in _sample.all_samples() if s.operator == operator and s.scale != "network")
+    todo = _demo.inputs(operator) if demo else [(sample, dtype) for sample in small for dtype in sample.dtypes]
+    for sample, dtype in todo:
+        OPERATORS[operator](*_sample.to_device(sample.make(dtype), device))
+    return len(todo)
 
 
-def warm_all(chosen: list[str], workers: int | None = None) -> Iterator[tuple[str, str, int]]:
+def warm_all(
+    chosen: list[str], workers: int | None = None, operators: Sequence[str] = (), demo: bool = False
+) -> Iterator[tuple[str, str, int]]:
     """Warm every operator on the chosen devices, each in a process of its own. Yields operator, device and calls."""
     import triops  # noqa: F401
     from triops._op import OPERATORS
 
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     with ProcessPoolExecutor(workers or os.cpu_count() or 1, mp_context=context) as pool:
-        tasks = {pool.submit(warm, name, device): (name, device) for device in chosen for name in OPERATORS}
+        todo = [(name, device) for device in chosen for name in operators or OPERATORS]
+        tasks = {pool.submit(warm, name, device, demo): (name, device) for name, device in todo}
         for task in as_completed(tasks):
             yield *tasks[task], task.result()
 

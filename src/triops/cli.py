@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 
 import triops
-from triops import _bench, _compiling, _info, _warmup, compat, scenes
+from triops import _bench, _compiling, _demo, _info, _warmup, compat, scenes
 from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
 from triops._bench import Row
 from triops._op import OPERATORS
@@ -201,28 +203,52 @@ def warmup(options: Namespace) -> int:
 
 def demo(options: Namespace) -> int:
     device, out = choose_device(options.device), writable_folder(options.out, "--out")
-    rows: list[Row] = []
-    with _progress("compiling and running", len(_bench.chosen([], demo_only=True))) as progress:
-        for row in _bench.rows([], device, demo_only=True, budget=0.3, peers=False):
-            rows.append(row)
-            progress.advance(row.operator)
-    _show_rows(rows, f"every operator on {device}; 'x reference' is how many times longer plain torch takes")
-    if find_spec("matplotlib"):
-        from triops._demo import draw_scene
-
-        scene = scenes.lidar_scene()
-        index = triops.points_in_boxes(scene.points[None].to(device), scene.boxes[None].to(device))[0]
-        draw_scene(scene.points, scene.boxes, index, out / "scene.png")
-        _show_path("picture", out / "scene.png")
-    else:
-        print(wrapped("no picture: matplotlib is not installed. Remedy: pip install 'triops[viz]'"))
+    _draw_picture(device, out / "scene.png")
+    if _compiling.count and device == "cpu":
+        _compile_together()
     report = _run_check(command.Options(device=device, demo_only=True, out=out))
-    print(wrapped(f"accuracy and efficiency: {headline(report)}"))
+    wrong = {r.operator for r in report.failed}
+    rows: list[Row] = []
+    samples = [] if report.interrupted_of is not None else _demo.timed_samples()
+    with _progress("timing", len(samples)) as progress:
+        for sample in samples:
+            progress.advance(sample.operator)
+            rows.append(_demo.timed(sample, device, sample.operator not in wrong))
+    _show_rows(rows, f"every operator at the scale of a network, on {device}; 'right?' from a small input")
+    for line in command.remarks(report):
+        print(wrapped(line, "  "))
+    print(wrapped(f"accuracy: {headline(report)}"))
     _show_path("report", out / "report.html")
-    if not (report.passed and all(row.right for row in rows)):
-        print(styled("an operator differs from its reference", "red"))
-        return 1
+    print(
+        wrapped("next: `triops bench` compares with plain torch and other libraries, `triops check` checks everything")
+    )
     return _status(report)
+
+
+def _draw_picture(device: str, path: Path) -> None:
+    scene = scenes.lidar_scene()
+    with _progress("points_in_boxes"):
+        index = triops.points_in_boxes(scene.points[None].to(device), scene.boxes[None].to(device))[0]
+    print(f"{len(scene.points):,} points, {len(scene.boxes)} boxes, {int((index >= 0).sum()):,} points inside")
+    if not find_spec("matplotlib"):
+        print(wrapped("no picture: matplotlib is not installed. Remedy: pip install 'triops[viz]'"))
+        return
+    with _progress("drawing"):
+        _demo.draw_scene(scene.points, scene.boxes, index, path)
+    _show_path("picture", path)
+
+
+def _compile_together() -> None:
+    """The first time on a machine, compile what the demo runs on all cores."""
+    operators = list(dict.fromkeys(s.operator for s in _demo.timed_samples()))
+    if (os.cpu_count() or 1) < 2:
+        return
+    with _progress("compiling every operator, once", len(operators)) as progress:
+        try:
+            for operator, _, _ in _warmup.warm_all(["cpu"], operators=operators, demo=True):
+                progress.advance(f"compiling every operator, once: {operator}")
+        except (OSError, BrokenProcessPool):  # no further processes here: kernels are compiled as they are called
+            return
 
 
 COMMANDS = {

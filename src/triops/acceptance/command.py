@@ -33,7 +33,7 @@ class Options:
     device: str | None = None  # None: the best there is
     backend: str | None = None  # None: the device's own
     quick: bool = False
-    demo_only: bool = False
+    demo_only: bool = False  # the small inputs of the demo, not timed
     seed: int = 0
     out: Path | None = None  # folder of report.html and report.json; None: none is written
     save_failures: Path | None = None
@@ -62,7 +62,7 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
     ceilings = measured(device) if timed else None
     report = Report(device, options.quick, options.seed, machine, ceilings)
     report.baseline = str(options.baseline or "")
-    budget = options.seconds or (0.1 if options.quick or options.demo_only else 0.3)
+    budget = options.seconds or (0.1 if options.quick else 0.3)
     try:
         for result in runner.check(
             todo, device, backend=options.backend, ceilings=report.ceilings, seconds=budget, before=before,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops import _sample
+from triops import _demo, _sample
 from triops._op import OPERATORS, Operator, reference_backend, why_unusable
 from triops.acceptance import case_file
 from triops.acceptance.baseline import Key, Measured, larger, slower
@@ -63,16 +63,24 @@ def tasks(
     operators: Sequence[str] = (), *, quick: bool = False, demo_only: bool = False, seed: int = 0,
     device: str = "cuda", cases: Path | None = None,
 ) -> list[Task]:  # fmt: skip
-    """What there is to check: quick leaves out the network scales but for the demo's, in their first dtype."""
+    """What there is to check: quick leaves out the network scales but for the demo's, in their first dtype.
+
+    demo_only: the small inputs of the demo, not timed.
+    """
     if cases is not None:
         return [t for t in case_tasks(cases) if not operators or t.operator in operators]
+    if demo_only:
+        return [
+            Task(s.operator, s.name, s.scale, s.dtypes[0], partial(_make, s, s.dtypes[0], seed))
+            for s in _demo.checked_samples()
+        ]
     found = []
     for sample in _sample.all_samples():
         if (operators and sample.operator not in operators) or (sample.gpu_only and device == "cpu"):
             continue
-        if (demo_only and not sample.demo) or (quick and sample.scale == "network" and not sample.demo):
+        if quick and sample.scale == "network" and not sample.demo:
             continue
-        first_only = demo_only or (quick and sample.scale == "network")
+        first_only = quick and sample.scale == "network"
         timed = sample.scale == "network" or (sample.scale == "general" and not quick)
         for dtype in sample.dtypes[:1] if first_only else sample.dtypes:
             make = partial(_make, sample, dtype, seed)
