@@ -1,7 +1,7 @@
-"""points_in_boxes on CPU: a bird's-eye grid over the boxes, so that a point meets only the boxes of its cell.
+"""points_in_boxes on CPU: a bird's-eye grid over the boxes, so that a point is tested only against those of its cell.
 
-Points go through in tiles that stay in the first-level cache: split into x, y, z, look up the cells
-(vectorised), keep the points whose cell holds any box, test those one by one.
+Points are processed in tiles that stay in the L1 cache: split into x, y, z, look up the cells (vectorised), keep the
+points whose cell holds any box, test those one by one.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops._geometry.box.cpu import bounds, frames, inside
 
-COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells per side, or fewer where boxes crowd
-MANY_BOXES = 100  # from here on the fine one, which takes 7 us longer to build
+COARSE, FINE = 6, 7  # the grid has 2**6 or 2**7 cells per side, or fewer where many boxes overlap
+MANY_BOXES = 100  # from this number on the fine grid, which takes 7 us longer to build
 ENTRIES_PER_INPUT, MIN_ENTRIES = 4, 1 << 14  # of all cells' lists, before the grid is made coarser
 MAX_ENTRIES = 1 << 31  # they are counted in uint32
 TILE = 256
@@ -30,7 +30,7 @@ def points_in_boxes(points, boxes, z_origin, margin):
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
-    # Few pairs of a scene touch: clear everything in one sweep and write the hits.
+    # Few points of a scene lie in a box: clear everything in one sweep and write the hits.
     out = zeros(*points.shape[:2], boxes.shape[1], dtype=torch.bool)
     _answer(points, boxes, z_origin, margin, out.numpy(), every=True)
     return out
@@ -74,14 +74,14 @@ def _brute_force_all(points, boxes, bottom, margin, out):
 
 @jit
 def _cell(value, low, scale, zero, last):
-    """Monotone map of a coordinate to a cell; the same one serves boxes and points, so no box is missed."""
+    """Monotone map of a coordinate to a cell, the same for boxes and points, so that no box is missed."""
     position = (value - low) * scale
     position = position if position > zero else zero  # also for NaN
     return np.int32(position if position < last else last)
 
 
 def _build_grid(boxes, bottom, margin, points):
-    """The grid of one batch element, for so many points.
+    """The grid of one batch element, for the given number of points.
 
     -> frames [T, 8], extent [6], scale [2], bits of a cell's number per axis, and the boxes of each cell c:
     box[first[c]:first[c + 1]], ascending; occupied[c] says whether there are any.
@@ -90,9 +90,9 @@ def _build_grid(boxes, bottom, margin, points):
     bits = FINE if count >= MANY_BOXES else COARSE
     cells = 1 << (2 * bits)
     entries = min(ENTRIES_PER_INPUT * (points + count) + MIN_ENTRIES, cells * count, MAX_ENTRIES)
-    # There is one cell more than the grid has: it stays empty and takes the points outside the extent.
+    # One extra cell stays empty: points outside the extent are mapped to it.
     first, box = np.empty(cells + 2, np.uint32), np.empty(entries, np.uint32)
-    occupied = np.empty(cells + 1, np.uint8)  # bytes: the table then fits the first-level cache
+    occupied = np.empty(cells + 1, np.uint8)  # bytes, so that the table fits the L1 cache
     frame, extent, scale = np.empty((count, 8), real), np.empty(6, real), np.empty(2, real)
     bits = _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied)
     return frame, extent, scale, bits, first, box, occupied
@@ -102,8 +102,8 @@ def _build_grid(boxes, bottom, margin, points):
 def _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied):
     """Fill what `_build_grid` returns. -> bits, fewer than given where the lists would not fit in `box`
 
-    Boxes that lie on top of each other would fill every cell with most of them: the grid is halved until the lists
-    are in proportion to the input. One cell is left at worst, and a point then tries every box.
+    Boxes on top of each other would put most of them into every cell: the grid is halved until the lists are in
+    proportion to the input. At worst one cell remains, and every point is tested against every box.
     """
     frame[:] = frames(boxes, bottom, margin)
     low_high = _bounds_of_all(frame, extent)
@@ -237,8 +237,8 @@ def _search(begin, end, flat, frame, extent, scale, bits, first, box, occupied, 
         count = min(TILE, end - start)
         result = out[start : start + count]
         result[:] = -1
-        # Nobody can predict which points lie in a box, so the first box of a cell, mostly its only one, is tried
-        # without a branch. Points that it does not hold and that have others to try are left in `kept`.
+        # Which points lie in a box is unpredictable, so the first box of a cell, mostly its only one, is tested without
+        # a branch. Points that it does not hold and that have other boxes to test stay in `kept`.
         left = np.uint32(0)
         for k in range(np.uint32(_place(flat, start, count, extent, scale, bits, occupied, xyz, cell, kept))):
             i = kept[k]

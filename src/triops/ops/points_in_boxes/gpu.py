@@ -1,8 +1,8 @@
 """points_in_boxes on GPU: a bird's-eye grid of box bitmasks, then each point walks the set bits of its cell.
 
-Two launches. `_build_grid_kernel` writes the boxes' frames and, for each cell, one bit a box that may
-reach into it, with a head word that says which 32-box words are not zero. `_search_kernel` takes a
-point to its cell and tests the boxes there in ascending order, all of them or until one holds it.
+Two launches. `_build_grid_kernel` writes the boxes' frames and, for each cell, one bit per box that may reach into
+it, with a head word that tells which 32-box words are not zero. `_search_kernel` looks up the cell of each point and
+tests its boxes in ascending order, all of them or until one holds the point.
 """
 
 import torch
@@ -14,9 +14,9 @@ from triops._dtypes import compute_dtype
 from triops._geometry.box.gpu import inside, load_frame, make_frame, store_frame
 from triops._gpu.arithmetic import as_mask, from_bits
 
-GRID = 64  # cells a side
-CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells a program of the build kernel
-BLOCK = _gpu.block(64, interpreted=1024)  # points a program of the search kernel
+GRID = 64  # cells per side
+CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells per program of the build kernel
+BLOCK = _gpu.block(64, interpreted=1024)  # points per program of the search kernel
 MAX_BOXES = 1024  # what a head word of 32 bits can describe; more boxes take another round
 WORKSPACE = 256 * 2**20  # bytes that the grids may take; more batch elements than fit take another round
 
@@ -30,7 +30,7 @@ def points_in_boxes(points, boxes, z_origin, margin):
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
-    # Few pairs of a scene touch: clear everything in one sweep and write the hits.
+    # Few points of a scene lie in a box: clear everything in one sweep and write the hits.
     out = torch.zeros((*points.shape[:2], boxes.shape[1]), dtype=torch.bool, device=points.device)
     _search(points, boxes, z_origin, margin, out, every=True)
     return out
@@ -49,7 +49,7 @@ def _search(points, boxes, z_origin, margin, out, every):
             some = slice(first, first + at_once)
             _search(points[some], boxes[some], z_origin, margin, out[some], every)
         return
-    # Frames of all boxes, one row a batch element for the map from points to cells, then the masks.
+    # Frames of all boxes, one row per batch element for the map from points to cells, then the masks.
     mask_rows = batch * GRID * GRID * (1 + words) // (8 if real == torch.float32 else 16) + 1
     workspace = torch.empty((batch * total + batch + mask_rows, 8), dtype=real, device=points.device)
     blocks = (count + BLOCK - 1) // BLOCK
@@ -74,7 +74,7 @@ def _masks(workspace, rows):
 
 @triton.jit
 def _cell(value, low, scale, GRID: tl.constexpr):
-    """Monotone map of a coordinate to a cell; the same one serves boxes and points, so no box is missed."""
+    """Monotone map of a coordinate to a cell, the same for boxes and points, so that no box is missed."""
     position = (value - low) * scale
     position = tl.where(position > 0, position, 0.0)  # also for NaN
     return tl.where(position < GRID - 1, position, GRID - 1).to(tl.int32)
@@ -92,7 +92,7 @@ def _build_grid_kernel(
     margin = from_bits(margin_bits, REAL)
     huge = tl.full((), float("inf"), REAL)
 
-    # The extent of all boxes: a circle around each is bound enough, and needs no heading.
+    # The extent of all boxes: a circle around each is tight enough, and needs no heading.
     low_x, high_x, low_y, high_y = huge, -huge, huge, -huge
     for first in range(start, stop, BOXES):
         t = first + tl.arange(0, BOXES)

@@ -164,7 +164,7 @@ def _bad_calls(function: Callable[..., Tensor]) -> list[BadCall]:
 BAD_CALLS = [*_bad_calls(points_in_boxes), *_bad_calls(points_in_boxes_all)]
 
 STANDARD = {
-    name: Standard(why_slower="each point waits for its cell of the box grid and for the boxes found there")
+    name: Standard(why_slower="each point waits for its cell of the box grid and for the boxes of that cell")
     for name in _NAMES
 }
 
@@ -187,7 +187,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
         return found
 
     def mmcv(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:
-        """Its CPU operator always answers for every box; its z is the bottom face; it knows no margin."""
+        """Its CPU operator always tests every box; its z is the bottom face; it has no margin."""
         if z_origin == "center":
             boxes = torch.cat([boxes[..., :2], boxes[..., 2:3] - boxes[..., 5:6] / 2, boxes[..., 3:]], -1)
         shape = (points.shape[0], points.shape[1], boxes.shape[1]) if every else points.shape[:2]
@@ -204,7 +204,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _vectorised_all(points: Tensor, boxes: Tensor, z_origin: str, margin: float) -> Tensor:
-    """What one writes in torch without thinking twice."""
+    """The plain formulation in torch."""
     shift = points[:, :, None] - boxes[:, None, :, :3]
     if z_origin == "bottom":
         shift[..., 2] -= boxes[:, None, :, 5] / 2
