@@ -19,12 +19,12 @@ def bbox_overlaps(
     """How much boxes overlap: of every pair, or of each row with its own.
 
     A box is `(x1, y1, x2, y2)`. With `inter` the area of the common part, the overlap is
-    `inter / (area1 + area2 - inter)` for "iou" and `inter / area1` for "iof"; both denominators are held
+    `inter / (area1 + area2 - inter)` for "iou" and `inter / area1` for "iof"; both denominators are clamped
     to at least `offset`. 0 / 0 is 0, so empty and inverted boxes overlap nothing and no result is NaN.
     Half types are computed in float32 and rounded once.
 
-    The result is differentiable with respect to both sets of boxes. Where the derivative jumps, of two
-    equal coordinates each takes half and boxes that touch count as overlapping, as in torch's autograd.
+    The result is differentiable with respect to both sets of boxes. Where the derivative jumps, two
+    equal coordinates get half each and boxes that touch count as overlapping, as in torch's autograd.
 
     Args:
         bboxes1: float tensor [..., M, 4]. A box with a non-finite coordinate overlaps nothing.
@@ -54,7 +54,7 @@ def bbox_overlaps(
 
 
 def _rows(bboxes: Tensor) -> Tensor:
-    """`torch.tensor([])` is what code without boxes at hand passes: zero boxes."""
+    """`torch.tensor([])`, which code without boxes passes, means zero boxes."""
     return bboxes.reshape(0, 4) if getattr(bboxes, "shape", None) == (0,) else bboxes
 
 

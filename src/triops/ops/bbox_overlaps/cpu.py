@@ -1,7 +1,7 @@
 """bbox_overlaps on CPU: tiles of rows x columns, the columns split into arrays of x1, y1, x2, y2.
 
-So the inner loop is one row box against a run of column boxes, and LLVM makes it full-width vector code.
-Half types are widened when a tile is split and rounded as they are stored.
+So the inner loop is one row box against a run of column boxes, which LLVM vectorises.
+Half types are converted to float32 when a tile is split and rounded as they are stored.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from triops._geometry.rectangle.cpu import AREA, HEIGHT, WIDTH, X1, X2, Y1, Y2, 
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ROWS = 128
-COLUMNS = 1024  # a tile's split columns stay in the first-level cache
+COLUMNS = 1024  # a tile's split columns stay in the L1 cache
 PARTS = 8  # partial sums of the gradient of bboxes2: as many threads can share the rows
 GRAIN = 500_000  # pairs worth a thread
 BACKWARD_GRAIN = 50_000
@@ -26,7 +26,7 @@ _OFFSETS = [[np.array([offset], real) for offset in (0, 1)] for real in (np.floa
 
 
 def bbox_overlaps(bboxes1, bboxes2, mode, aligned, offset):
-    # Allocated before anything is computed, so that a result too large for the machine fails at once.
+    # Allocated first, so that a result too large for the machine fails at once.
     out = torch.empty(output_shape(bboxes1, bboxes2, aligned), dtype=bboxes1.dtype)
     if out.numel() == 0:
         return out
@@ -152,7 +152,7 @@ def _slopes(grad, x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, 
 
 @jit
 def _row_backward(grad, x1, y1, x2, y2, width, height, area, tile, count, iof, offset, own, others):
-    """Adds a row's pairs to `others` [4, columns], the gradient of the columns, and leaves in `own` its own."""
+    """Add a row's pairs to `others` [4, columns], the gradient of the columns; `own` gets the gradient of the row."""
     a, b, c, d = tile[X1], tile[Y1], tile[X2], tile[Y2]
     other_width, other_height, other_area = tile[WIDTH], tile[HEIGHT], tile[AREA]
     own_x1, own_y1, own_x2, own_y2 = own[0], own[1], own[2], own[3]

@@ -1,7 +1,7 @@
-"""bbox_overlaps on GPU: a run of column boxes stays in registers while row boxes pass by as scalars.
+"""bbox_overlaps on GPU: a run of column boxes stays in registers, and row boxes are loaded as scalars.
 
-The gradient takes two launches of one kernel, once for each set of boxes: every program owns the boxes it
-sums for, so there are no atomics and every run gives the same bits.
+The gradient takes two launches of one kernel, one per set of boxes: every program owns the boxes whose gradients it
+sums, so there are no atomics and every run gives the same bits.
 """
 
 import torch
@@ -14,11 +14,11 @@ from triops._dtypes import compute_dtype
 from triops.ops.bbox_overlaps import batches, output_shape
 
 ALIGNED_BLOCK = _gpu.block(256, interpreted=4096)
-BACKWARD_OWN = _gpu.block(32, interpreted=128)  # boxes a program of the backward sums for
-BACKWARD_OTHERS = _gpu.block(32, interpreted=512)  # boxes it meets at a time
-BACKWARD_PROGRAMS = 1024  # enough to fill a GPU; fewer own boxes are then shared out
+BACKWARD_OWN = _gpu.block(32, interpreted=128)  # boxes per program of the backward, whose gradients it sums
+BACKWARD_OTHERS = _gpu.block(32, interpreted=512)  # boxes of the other set per step
+BACKWARD_PROGRAMS = 1024  # enough to fill a GPU; with fewer boxes, several programs share one
 
-INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter knows no libdevice
+INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter has no libdevice
 # The forward takes heights in quarters. That is exact and cancels in the ratio, and keeps every denominator below
 # 2**126, above which the fast division gives 0.
 Y_UNIT = tl.constexpr(0.25)
@@ -128,12 +128,12 @@ def _tile(total, count2, half):
     """Rows and columns of a program, and its warps, as measured on an H200. Rows are not compiled in."""
     if _gpu.INTERPRETED:
         return 64, 1024, 1
-    narrow, wide = _tiles(half)
+    small, large = _tiles(half)
     if count2 <= 256:
-        return narrow
+        return small
     if total < 10**8:  # many programs to fill the GPU
-        return wide
-    return (64, *wide[1:]) if half else (32, *narrow[1:])  # many rows to make the columns' loads worth it
+        return large
+    return (64, *large[1:]) if half else (32, *small[1:])  # many rows, to reuse the loaded columns
 
 
 def _tiles(half):
@@ -153,7 +153,7 @@ def _load_boxes(boxes, i, mask, REAL: tl.constexpr):
 
 @triton.jit
 def _load_half_boxes(boxes, i, mask):
-    """The same for a half type, a box as one integer: so a thread holds the neighbours that it stores together."""
+    """The same for a half type, a box as one integer: so a thread holds the neighbors that it stores together."""
     HALF: tl.constexpr = boxes.dtype.element_ty
     fields = tl.load(boxes.to(tl.pointer_type(tl.int64)) + i, mask, 0)
     x1 = fields.to(tl.int16).to(HALF, bitcast=True)
@@ -177,13 +177,13 @@ def _zero(x1, y1, x2, y2):
 
 @triton.jit
 def _quotient(a, b, EXACT: tl.constexpr):
-    """a / b for 0 <= a <= b < 2**126, in a third of the time of a division by the rules of IEEE."""
+    """a / b for 0 <= a <= b < 2**126, in a third of the time of an IEEE division."""
     if INTERPRETED or a.dtype == tl.float64:
         quotient = a / b
     elif EXACT:
         inverse = libdevice.fast_dividef(1.0, b)
         quotient = a * inverse
-        # What is left over, divided too. (`-b` would be a subtraction, `b * -1` is a flipped sign.)
+        # The remainder, divided too. (`-b` would be a subtraction, `b * -1` is a flipped sign.)
         quotient = tl.fma(tl.fma(b * -1.0, quotient, a), inverse, quotient)
     else:
         quotient = libdevice.fast_dividef(a, b)
@@ -219,8 +219,8 @@ def _overlaps_kernel(
 ):  # fmt: skip
     """`rows` boxes of the first set against COLUMNS of the second, of which there are `units2 * UNIT`.
 
-    By a UNIT of 8 the compiler sees that the rows of a half type start aligned, and stores 16 bytes at a time. A wider
-    type has a unit of 1: there a box in one load leaves neighbouring columns with neighbouring threads, which store
+    By a UNIT of 8 the compiler sees that the rows of a half type start aligned, and stores 16 bytes at a time. Other
+    types have a unit of 1: there a box in one load leaves neighboring columns with neighboring threads, which store
     one by one, coalesced; 16 bytes at a time would need every row rearranged.
     """
     REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32

@@ -16,8 +16,8 @@ def bbox_overlaps_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of sum(grad * bbox_overlaps(...)) with respect to bboxes1 and bboxes2.
 
-    Where the derivative jumps it is what torch's autograd makes of the formula: of two equal
-    coordinates, each takes half; boxes that touch count as overlapping; a denominator equal to `offset`
+    Where the derivative jumps it is what torch's autograd makes of the formula: two equal
+    coordinates get half each; boxes that touch count as overlapping; a denominator equal to `offset`
     counts as above it.
     """
     first, second = pairs(bboxes1, bboxes2, aligned)
@@ -34,11 +34,11 @@ def bbox_overlaps_backward(
         by_inter = by_inter - by_area
     by_width, by_height = by_inter * height.clamp(min=0), by_inter * width.clamp(min=0)
 
-    def gradient(boxes: Tensor, others: Tensor, *, counts: bool) -> Tensor:
+    def gradient(boxes: Tensor, others: Tensor, *, through_area: bool) -> Tensor:
         x1, y1, x2, y2 = boxes.unbind(-1)
         other_x1, other_y1, other_x2, other_y2 = others.unbind(-1)
-        by_x = by_area * (y2 - y1 + offset) if counts else 0.0  # through the box's own area
-        by_y = by_area * (x2 - x1 + offset) if counts else 0.0
+        by_x = by_area * (y2 - y1 + offset) if through_area else 0.0  # through the box's own area
+        by_y = by_area * (x2 - x1 + offset) if through_area else 0.0
         parts = [
             -by_width * _share(other_x1, x1) - by_x,
             -by_height * _share(other_y1, y1) - by_y,
@@ -49,8 +49,8 @@ def bbox_overlaps_backward(
         return gradients.sum_to_size(boxes.shape).to(bboxes1.dtype)
 
     return (
-        gradient(first, second, counts=True).reshape(bboxes1.shape),
-        gradient(second, first, counts=mode == "iou").reshape(bboxes2.shape),
+        gradient(first, second, through_area=True).reshape(bboxes1.shape),
+        gradient(second, first, through_area=mode == "iou").reshape(bboxes2.shape),
     )
 
 
