@@ -74,7 +74,7 @@ def roiaware_pool3d_forward(
     z_origin: str = "bottom",
     margin: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`roiaware_pool3d` with everything that its backward needs. Arguments and errors as there.
+    """`roiaware_pool3d` with everything that its backward needs. Arguments and errors as for `roiaware_pool3d`.
 
     Returns:
         pooled: [R, X, Y, Z, C].
@@ -97,7 +97,7 @@ def roiaware_pool3d_forward(
 def roiaware_pool3d_backward(
     point_indices: Tensor, argmax: Tensor, grad_out: Tensor, num_points: int, mode: str = "max"
 ) -> Tensor:
-    """Gradient of the features of `roiaware_pool3d`; autograd calls it, and so may you.
+    """Gradient of the features of `roiaware_pool3d`; called by autograd, and public.
 
     "max" adds `grad_out[v, c]` to `grad_in[argmax[v, c], c]`, skipping -1, and does not read `point_indices`;
     "avg" adds `grad_out[v] / n` to each of the n points listed for the cell, and does not read `argmax`.
@@ -218,7 +218,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     _, argmax, point_indices = output
     ctx.num_points, ctx.mode = inputs[2].shape[0], inputs[7]
     ctx.set_materialize_grads(False)
-    # Only the tensor that the mode reads is kept; of the other one its shape, since the lists are large.
+    # Only the tensor that the mode reads is saved, and the shape of the other, since the lists are large.
     read, unread = (argmax, point_indices) if ctx.mode == "max" else (point_indices, argmax)
     ctx.unread_shape = unread.shape
     ctx.save_for_backward(read)

@@ -1,9 +1,9 @@
 """roiaware_pool3d on CPU.
 
-Forward: each RoI tests the points in tiles (vectorised), and the few it holds go, in ascending order,
-straight into the lists of their cells and into the pooled features: no sort, no workspace.
-Backward: a walk over the cells that adds rows to the gradient; with several threads each adds into a
-copy of its own, and the copies are summed in a fixed order, so two runs give the same bits.
+Forward: each RoI tests the points in tiles (vectorised), and the few it holds are appended, in ascending order,
+to the lists of their cells and pooled at once: no sort, no workspace.
+Backward: a walk over the cells that adds rows to the gradient; with several threads each adds to a
+copy of its own, and the copies are summed in a fixed order, so that two runs give the same bits.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ TILE = 512
 PAIRS = 200_000  # point-RoI tests worth a thread
 CELLS = 8_192  # cells worth a thread of the backward
 COPIES = 64 * 2**20  # bytes that the threads' copies of the gradient may take
-AHEAD = 256  # elements ahead of a walk that are fetched: the machine's own prefetching stops at page borders
+AHEAD = 256  # elements to prefetch: the hardware's own prefetching stops at page borders
 
 
 def roiaware_pool3d_forward(
@@ -31,7 +31,7 @@ def roiaware_pool3d_forward(
     real = compute_dtype(points.dtype)
     count, total, channels = rois.shape[0], out_x * out_y * out_z, features.shape[1]
     rois_np, points_np = as_numpy(rois.to(real)), np.ascontiguousarray(as_numpy(points.to(real)).T)
-    # Zeroed by the system page by page when first touched: most of the lists never are.
+    # Zeroed by the system page by page when first touched, which most of the lists never are.
     lists = np.zeros((count, total, max_points_per_voxel), np.int32)
     pooled, argmax = zeros(count, total, channels, dtype=features.dtype), minus_ones(count, total, channels)
     kernel = _average if mode == "avg" else _maximum
@@ -87,8 +87,8 @@ def _row(array):
 
 
 @jit
-def _file(point, points, roi, frame, bottom, out_x, out_y, out_z, lists):
-    """Append a point to the list of its cell. -> the cell, and the points it held before; -1 if it was full."""
+def _append(point, points, roi, frame, bottom, out_x, out_y, out_z, lists):
+    """Append a point to the list of its cell. -> the cell, and how many points it held before; -1 if it was full."""
     at = cell(points[0, point], points[1, point], points[2, point], roi, frame, bottom, out_x, out_y, out_z)
     before = lists[at, 0]
     if before + 1 >= lists.shape[1]:
@@ -110,13 +110,13 @@ def _maximum(begin, end, rois, points, features, bottom, margin, out_x, out_y, o
             n = _held(points[0, start:stop], points[1, start:stop], points[2, start:stop], row, flag, kept, start)
             for k in range(n):
                 point = kept[k]
-                at, before = _file(point, points, rois[r], row, bottom, out_x, out_y, out_z, lists[r])
+                at, before = _append(point, points, rois[r], row, bottom, out_x, out_y, out_z, lists[r])
                 if before < 0:
                     continue
                 feature, best, winner = features[point], pooled[r, at], argmax[r, at]
                 for c in range(np.uint32(len(feature))):
                     value = widen(feature[c])
-                    # the first maximum beats whatever is not NaN or -inf, the next must be larger
+                    # the first value that is not NaN or -inf wins, later ones must be larger
                     if value > -np.inf and (winner[c] < 0 or value > widen(best[c])):
                         best[c] = feature[c]
                         winner[c] = point
@@ -136,7 +136,7 @@ def _average(begin, end, rois, points, features, bottom, margin, out_x, out_y, o
             stop = min(start + TILE, count)
             n = _held(points[0, start:stop], points[1, start:stop], points[2, start:stop], row, flag, kept, start)
             for k in range(n):
-                at, before = _file(kept[k], points, rois[r], row, bottom, out_x, out_y, out_z, lists[r])
+                at, before = _append(kept[k], points, rois[r], row, bottom, out_x, out_y, out_z, lists[r])
                 if before == 0:
                     filled[cells] = at
                     cells += 1
@@ -159,7 +159,7 @@ def _share(cells, part, parts):
 
 @jit
 def _scatter_max(begin, end, argmax, grad, copies, bad):
-    """Adds the cells' gradients to their winners. Skips an index that is out of range, and says so in `bad`."""
+    """Add the cells' gradients to their winners. An index that is out of range is skipped and reported in `bad`."""
     cells, channels = argmax.shape[0], np.uint64(argmax.shape[1])
     points = np.uint32(copies.shape[1])
     flat_argmax, flat_grad = argmax.reshape(-1), grad.reshape(-1)
@@ -171,7 +171,7 @@ def _scatter_max(begin, end, argmax, grad, copies, bad):
             row = v * channels
             prefetch(flat_argmax, row + np.uint64(AHEAD))
             prefetch(flat_grad, row + np.uint64(AHEAD))
-            highest = np.uint32(0)  # of index + 1, so that -1, none, is 0 and below it comes what is too large
+            highest = np.uint32(0)  # of index + 1, so that -1 (none) is 0 and any other negative index is too large
             for c in range(channels):
                 highest = max(highest, np.uint32(flat_argmax[row + c] + np.int32(1)))
             if highest == 0:
@@ -186,7 +186,7 @@ def _scatter_max(begin, end, argmax, grad, copies, bad):
 
 @jit
 def _scatter_avg(begin, end, lists, grad, copies, bad):
-    """Adds the cells' gradients to their points. Where an index is out of range, stops and says so in `bad`."""
+    """Add the cells' gradients to their points. Stops at an index that is out of range, and reports it in `bad`."""
     cells, slots = lists.shape
     channels = grad.shape[1]
     points = np.uint32(copies.shape[1])
@@ -224,7 +224,7 @@ def _scatter_avg(begin, end, lists, grad, copies, bad):
 
 @jit
 def _add_rows_of_16(grad_in, listed, n, share):
-    """A constant trip count: LLVM unrolls it into full vectors and keeps the shares in registers."""
+    """A constant trip count, so that LLVM unrolls it into full vectors and keeps the shares in registers."""
     for first in range(np.uint32(0), np.uint32(len(share)), np.uint32(16)):
         part = share[first : first + np.uint32(16)]
         for k in range(np.uint32(1), n + np.uint32(1)):

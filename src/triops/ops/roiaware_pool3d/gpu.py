@@ -1,9 +1,9 @@
 """roiaware_pool3d on GPU.
 
 Forward, three launches. `_test_kernel` writes the empty result, which is most of the bytes, and meanwhile
-tests each RoI against chunks of the points, leaving the indices of those it holds. `_list_kernel` files them,
-in ascending order, in the lists of their cells: one program a RoI, a block of points at a time, whose order
-within a cell comes from comparing the block with itself. `_pool_kernel` pools the cells that hold something.
+tests each RoI against chunks of the points and stores the indices of those it holds. `_list_kernel` appends them,
+in ascending order, to the lists of their cells: one program per RoI, a block of points at a time, whose ranks
+within a cell come from comparing the block with itself. `_pool_kernel` pools the cells that hold a point.
 
 Backward, one launch: atomic additions. For the same bits on every run the additions are done in integers,
 whose sum does not depend on their order: see `_add`.
@@ -19,15 +19,15 @@ from triops._geometry.box.gpu import cell, inside, make_frame
 from triops._gpu.arithmetic import divide
 from triops.ops.roiaware_pool3d.reference import check_indices
 
-WORKSPACE = 32 * 2**20  # int32: one an RoI and point, so many RoIs on many points go in rounds
-CHUNKS = 64  # the points are cut into at most so many chunks, of at least
+WORKSPACE = 32 * 2**20  # int32 elements, one per RoI and point: many RoIs on many points are processed in rounds
+CHUNKS = 64  # at most so many chunks of points, each of at least POINTS
 POINTS = 1024
-CHUNK_GROUP = 16  # chunks that are looked at together
+CHUNK_GROUP = 16  # chunks searched per step
 FILL = _gpu.block(2048, interpreted=2**18)  # elements of the empty result written at a time
 FILL_PROGRAMS = _gpu.block(4096, interpreted=1)
-LISTED = 256  # points of a RoI filed at a time, compared with so many of them at a time:
+LISTED = 256  # points of a RoI per step, compared with LIST_TILE of them at a time
 LIST_TILE = _gpu.block(32, interpreted=256)
-POOLED, POOL_PROGRAMS = 16, 8  # cells pooled at a time, programs a RoI
+POOLED, POOL_PROGRAMS = 16, 8  # cells per step, programs per RoI
 
 FLOAT, PEAK, FIXED = 0, 1, 2  # what `_add` does
 
@@ -148,7 +148,7 @@ def _test_kernel(
     BOTTOM: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
-    # Stores are not waited for: they drain while the points are tested.
+    # These stores complete while the points are tested.
     first_cell = first_roi.to(tl.int64) * cells
     cell_count = roi_count.to(tl.int64) * cells
     _fill(lists, first_cell * slots, cell_count * slots, 0, FILL)
@@ -202,10 +202,10 @@ def _list_kernel(
         for first_part in range(0, chunks, GROUP):
             group = first_part + tl.arange(0, GROUP)
             held = tl.load(row + point_count + group, group < chunks, 0)
-            before = tl.where(group < chunks, before_group + tl.cumsum(held, 0) - held, 2147483647)
-            reached = before[:, None] <= j[None]  # [GROUP, BLOCK]
+            start = tl.where(group < chunks, before_group + tl.cumsum(held, 0) - held, 2147483647)
+            reached = start[:, None] <= j[None]  # [GROUP, BLOCK]
             of_part += tl.sum(reached.to(tl.int32), 0)
-            start_of_part = tl.maximum(start_of_part, tl.max(tl.where(reached, before[:, None], 0), 0))
+            start_of_part = tl.maximum(start_of_part, tl.max(tl.where(reached, start[:, None], 0), 0))
             before_group += tl.sum(held, 0)
         i = tl.load(row + of_part * chunk + (j - start_of_part), mask, 0)
         point = points + i.to(tl.int64) * 3
@@ -213,7 +213,7 @@ def _list_kernel(
         y = tl.load(point + 1, mask, 0.0).to(REAL)
         z = tl.load(point + 2, mask, 0.0).to(REAL)
         at = cell(x, y, z, rois, roi, cx, cy, cos, sin, grid_x, grid_y, grid_z, BOTTOM, REAL).to(tl.int32)
-        # The row is a scratch pad up to j: what stood there has been read, since the k-th point stands at k or behind.
+        # The row up to j is free for scratch: its points have been read, since the k-th point is at k or later.
         tl.debug_barrier()
         tl.store(row + j, at, mask)
         tl.debug_barrier()
@@ -225,13 +225,13 @@ def _list_kernel(
             rank += tl.sum((same & (k[:, None] < j[None])).to(tl.int32), 0)
             size += tl.sum(same.to(tl.int32), 0)
         entry = roi_lists + at.to(tl.int64) * slots
-        had = tl.load(entry, mask, 0)
-        slot = 1 + had + rank
+        before = tl.load(entry, mask, 0)
+        slot = 1 + before + rank
         tl.store(entry + slot, i, mask & (slot < slots))
-        tl.debug_barrier()  # all have read what is written now
-        leads = mask & (rank == 0)
-        tl.store(entry, tl.minimum(had + size, slots - 1), leads)
-        new = (leads & (had == 0) & (slots > 1)).to(tl.int32)
+        tl.debug_barrier()  # every thread has read the counts that are written now
+        is_first = mask & (rank == 0)
+        tl.store(entry, tl.minimum(before + size, slots - 1), is_first)
+        new = (is_first & (before == 0) & (slots > 1)).to(tl.int32)
         tl.store(row + filled + tl.cumsum(new, 0) - new, at, new > 0)
         filled += tl.sum(new, 0)
         tl.debug_barrier()  # the next block reads the counts
@@ -298,7 +298,7 @@ def _add(target, peak, at, value, mask, bits, STEP: tl.constexpr, LIMBS: tl.cons
     """Add values to the targets `at`; several programs may add to one target at once.
 
     FLOAT: in floats; the last bits of a sum depend on the order of its terms.
-    PEAK:  nothing yet, only note the largest magnitude that each target gets, as the bits of a float64.
+    PEAK:  adds nothing, only records the largest magnitude that each target gets, as the bits of a float64.
     FIXED: in integers scaled by that peak: the same sum in any order, and more bits than a float32 has (with a
            second limb: than a float64). Where the peak is not finite, count infinities: +inf below bit 31,
            -inf above it, NaN as both.
@@ -383,7 +383,7 @@ def _scatter_avg_kernel(
             shares = tl.broadcast_to(share[:, None, :], (CELLS, HEAD, CHANNELS))
             at = i.to(tl.int64)[:, :, None] * channels + c[None, None]
             _add(target, peak, at, shares, listed & (c < channels)[None, None], bits, STEP, LIMBS)
-    # What is left of longer lists, one cell after the other.
+    # The rest of longer lists, one cell after the other.
     counts = tl.where(counts > HEAD, counts, 0)
     next_lane = tl.min(tl.where(counts > 0, lane, CELLS), 0)
     while next_lane < CELLS:

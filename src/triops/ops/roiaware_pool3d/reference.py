@@ -38,13 +38,13 @@ def roiaware_pool3d_forward(
         point_indices[r, cell[kept], 1 + rank[kept]] = held[order][kept].int()
 
     lists = point_indices.view(-1, slots)
-    wide = features.to(compute_dtype(features.dtype))
-    pooled = wide.new_zeros((len(lists), channels))
+    values = features.to(compute_dtype(features.dtype))
+    pooled = values.new_zeros((len(lists), channels))
     argmax = lists.new_full((len(lists), channels), -1)
     for slot in range(1, _longest(lists) + 1):
         rows = (lists[:, 0] >= slot).nonzero()[:, 0]
         index = lists[rows, slot]
-        value = wide[index.long()]
+        value = values[index.long()]
         if mode == "avg":
             pooled[rows] += value
         else:

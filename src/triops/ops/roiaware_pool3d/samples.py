@@ -94,7 +94,7 @@ def _distinct(mode: str) -> _Make:
 
 
 def _on_faces(dtype: torch.dtype) -> tuple[Any, ...]:
-    """Points exactly on faces and on the borders between cells, with a margin that takes in what lies outside."""
+    """Points exactly on faces and on the borders between cells, with a margin that includes what lies outside."""
     rois = torch.tensor([[1.0, -2.0, 0.5, 4.0, 2.0, 3.0, 0.0], [1.0, -2.0, 0.5, 4.0, 2.0, 3.0, torch.pi / 2]])
     steps = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
     points = torch.cartesian_prod(steps, steps, steps) + torch.tensor([1.0, -2.0, 2.0])
@@ -302,7 +302,7 @@ def _vectorised_forward(
     rois: Tensor, points: Tensor, features: Tensor, x: int, y: int, z: int, slots: int, mode: str, z_origin: str,
     margin: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What one writes in torch: all RoIs against all points, then a sort of the pairs by cell."""
+    """The plain formulation in torch: all RoIs against all points, then a sort of the pairs by cell."""
     shift = points[None] - rois[:, None, :3]
     if z_origin == "center":
         shift[..., 2] += rois[:, None, 5] / 2
@@ -344,7 +344,7 @@ def _vectorised_forward(
 
 
 def _vectorised_backward(point_indices: Tensor, argmax: Tensor, grad_out: Tensor, num_points: int, mode: str) -> Tensor:
-    """What one writes in torch: one scatter, or one index_add over all listed points."""
+    """The plain formulation in torch: one scatter, or one index_add over all listed points."""
     channels, slots = grad_out.shape[-1], point_indices.shape[-1]
     grad_in = grad_out.new_zeros((num_points, channels))
     grad = grad_out.reshape(-1, channels)
