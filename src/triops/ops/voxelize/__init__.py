@@ -20,20 +20,20 @@ def voxelize(
     A point lies in the cell `floor((p - low) / size)` of each axis; the grid has `round((high - low) / size)` cells,
     and points outside of it, or not finite, are left out. Voxels are numbered in the order of their first points.
     Each keeps its first `max_points` points; voxels after the first `max_voxels` are dropped with all of their points.
-    The answer is one and the same on every backend and every run.
+    The result is the same on every backend and in every run.
 
     Args:
-        points: float tensor [N, C], C at least 3: x, y, z and whatever else a point has.
+        points: float tensor [N, C], C at least 3: x, y, z and any further features.
         voxel_size: three numbers, along x, y and z.
         point_range: six numbers, the lower x, y, z and the upper x, y, z.
-        max_points: points a voxel may hold.
-        max_voxels: voxels at most.
+        max_points: the most points per voxel.
+        max_voxels: the most voxels.
 
     Returns:
         voxels [V, max_points, C], of the dtype of `points`: 0 behind a voxel's last point.
         coords int32 [V, 3]: the cells, as z, y, x.
         num_points int32 [V]: from 1 to max_points.
-        No points, or none inside, give V = 0. On a GPU this waits for V; `voxelize_padded` does not.
+        V is 0 without points, or without points inside. On a GPU this waits for V; `voxelize_padded` does not.
 
     Raises:
         ValueError, TypeError: on a wrong shape, dtype or number, an empty grid, or voxels of more than 2**30 numbers.
@@ -57,7 +57,7 @@ def voxelize_padded(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`voxelize` without waiting for the number of voxels: sizes depend on no data, so it works in a CUDA graph.
 
-    Arguments and errors as there. With R = min(max_voxels, N):
+    Arguments and errors as for `voxelize`. With R = min(max_voxels, N):
 
     Returns:
         voxels [R, max_points, C], coords int32 [R, 3], num_points int32 [R]: as from `voxelize`, then zeros.
@@ -82,7 +82,7 @@ def dynamic_voxelize(points: Tensor, voxel_size: Numbers, point_range: Numbers) 
     """The cell of every point, as `voxelize` finds it.
 
     Args:
-        points: float tensor [N, C], C at least 3: x, y, z, and what follows is not read.
+        points: float tensor [N, C], C at least 3: x, y, z; further columns are not read.
         voxel_size, point_range: as in `voxelize`.
 
     Returns:
@@ -163,7 +163,7 @@ def _backward(ctx: Any, grad_voxels: Tensor | None, *_: None) -> tuple[Tensor | 
     grad_points = None
     if grad_voxels is not None:
         (slots,) = ctx.saved_tensors
-        # A point is in one slot or in none: a gather, and nothing is added up.
+        # A point is in one slot or in none, so the gradient is a gather.
         rows = grad_voxels.flatten(0, 1)[slots.clamp(min=0)]
         grad_points = torch.where(slots[:, None] >= 0, rows, 0)
     return grad_points, None, None, None, None

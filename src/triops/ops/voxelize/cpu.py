@@ -1,7 +1,7 @@
 """voxelize on CPU: cells of all points, then one pass of hashing in the order of the points, then the rows.
 
-The first and the last pass are shared by threads. The one between them is not, since it decides who came
-first, and is short: a point is one look-up in a table of a few bytes a point, whatever the size of the grid.
+The first and the last pass run on several threads. The hash pass is serial, since it numbers voxels in the order of
+their first points, and short: one look-up per point in a table of a few bytes per point, whatever the size of the grid.
 """
 
 import numpy as np
@@ -14,9 +14,9 @@ from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops.ops.voxelize.geometry import grid_size
 
-POINTS = 20_000  # worth a thread
-FRESH_PAGES = 32 * 2**20  # bytes from which on the C library takes new memory for every result
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads neighbouring cells
+POINTS = 20_000  # points worth a thread
+FRESH_PAGES = 32 * 2**20  # bytes from which on the C library maps new pages for every result
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads neighboring cells
 
 
 def dynamic_voxelize(points, voxel_size, point_range):
@@ -43,7 +43,7 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
     source = as_bits(points)
     if rows * max_points * channels * points.element_size() < FRESH_PAGES:
         voxels = zeros(rows, max_points, channels, dtype=points.dtype)
-    else:  # zeroed by the system when first touched: what lies behind the last voxel never is
+    else:  # zeroed by the system when first touched, which rows after the last voxel never are
         voxels = torch.from_numpy(np.zeros((rows, max_points, channels), source.dtype)).view(points.dtype)
     run(_place, total, POINTS, source, slots.numpy(), as_bits(voxels).reshape(rows * max_points, channels))
     return voxels, coords, num_points, slots, torch.tensor(count, dtype=torch.int32)
@@ -59,7 +59,7 @@ def _parameters(points, voxel_size, point_range):
 
 @jit
 def _cell(points, i, low, size, grid):
-    """-> whether the point is inside, x, y, z. Divisions, not products with 1 / size, which would round otherwise."""
+    """-> whether the point is inside, x, y, z. Divisions: products with 1 / size would round differently."""
     x = np.floor((points[i, 0] - low[0]) / size[0])
     y = np.floor((points[i, 1] - low[1]) / size[1])
     z = np.floor((points[i, 2] - low[2]) / size[2])
@@ -89,7 +89,7 @@ def _keys(begin, end, points, low, size, grid, keys):
 def _assign(keys, grid, table, shift, voxel_keys, max_points, coords, num_points, slots):
     """Number the voxels by their first points, and give each point its slot. -> the number of voxels
 
-    table: 1 + voxel, or 0, at the hash of its cell or behind it.
+    table: 1 + voxel at the hash of its cell or after it; 0 where free.
     """
     width, height = np.int64(grid[0]), np.int64(grid[1])
     rows, last, count = len(voxel_keys), np.uint64(len(table) - 1), 0

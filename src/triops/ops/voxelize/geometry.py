@@ -22,7 +22,7 @@ _LEAST_SIZE = 1e-37  # smaller ones are not normal numbers in float32
 def grid_size(voxel_size: Numbers, point_range: Numbers) -> list[int]:
     """Cells along each axis: `round(range / size)`, halves away from zero, in float32 whatever the points are.
 
-    So the grid is one and the same for every dtype, and that of mmcv. Its sizes are whole float32 numbers.
+    So the grid is the same for every dtype, and that of mmcv. Its sizes are exact in float32.
 
     >>> grid_size([0.16, 0.16, 4], [0, -39.68, -3, 69.12, 39.68, 1])
     [432, 496, 1]
@@ -40,7 +40,7 @@ def _grid_size(voxel_size: tuple[float, ...], point_range: tuple[float, ...]) ->
 
 
 def as_numbers(operator: str, name: str, value: Any) -> list[float]:
-    """A sequence or an array of numbers as plain floats; their count is checked where the operator is."""
+    """A sequence or an array of numbers as plain floats; their number is checked by the operator."""
     if isinstance(value, np.ndarray) and value.ndim == 1:
         value = value.tolist()
     if type(value) in (list, tuple) and {*map(type, value)} == {float}:

@@ -1,10 +1,10 @@
 """voxelize on GPU, without a serial kernel and without a sort.
 
-`_cells_kernel` finds the cells, and in a small grid the first point of each; in a large one the hash of
-get_indice_pairs does. A point that is its cell's first begins a voxel, and a running count over the points
-(`_count_kernel`, `_number_kernel`) numbers the voxels in order. `_list_kernel` inserts every point into its
-voxel's ascending list: an atomic minimum leaves the lower index in a place and carries the higher one on to
-the next, so a list ends up with the lowest indices in order whatever the order of the insertions.
+`_cells_kernel` finds the cells, and in a small grid the first point of each; in a large grid a hash of the cells does.
+The first point of a cell begins a voxel, and a running count over the points (`_count_kernel`, `_number_kernel`)
+numbers the voxels in order. `_list_kernel` inserts every point into its voxel's ascending list: an atomic minimum
+leaves the lower index in an entry and moves the higher one on to the next, so that a list ends up with the lowest
+indices in order whatever the order of the insertions.
 `_gather_kernel` writes the rows.
 """
 
@@ -20,11 +20,11 @@ from triops._gpu.site_hash import SiteHash
 from triops.ops.voxelize.geometry import grid_size
 
 BLOCK = 1024
-MAX_DENSE = 1 << 22  # cells; 16 MiB of first points. Larger grids are hashed
-LIST_BLOCK, LIST_WARPS = _gpu.block(64, interpreted=1024), 2  # small: a block waits for its longest walk
+MAX_DENSE = 1 << 22  # cells, for which first points take 16 MiB; larger grids are hashed
+LIST_BLOCK, LIST_WARPS = _gpu.block(64, interpreted=1024), 2  # small, since a block waits for its longest insertion
 GATHER_BLOCK = _gpu.block(1024, interpreted=1 << 16)
-NOBODY = 2**31 - 1
-FREE = tl.constexpr(0xFFFFFFFF)  # -1 as an unsigned number: above every index
+NO_POINT = 2**31 - 1
+EMPTY = tl.constexpr(0xFFFFFFFF)  # -1 as an unsigned number: above every index
 
 
 def dynamic_voxelize(points, voxel_size, point_range):
@@ -50,20 +50,20 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
         return voxels, coords, num_points, slots, torch.zeros((), dtype=torch.int32, device=device)
     count = torch.empty((), dtype=torch.int32, device=device)
     parameters = _parameters(voxel_size, point_range)
-    home, first, offset16 = _first_points(points, slots, parameters)
+    cell_index, first, offset16 = _first_points(points, slots, parameters)
 
     blocks = _gpu.cdiv(total, BLOCK)
-    begun = torch.empty(blocks, dtype=torch.int32, device=device)
-    _count_kernel[(blocks,)](home, first, offset16, begun, total, BLOCK=BLOCK, num_warps=4)
-    begun, _, summed = running_sums(begun, 0, 1, blocks)
+    new_voxels = torch.empty(blocks, dtype=torch.int32, device=device)
+    _count_kernel[(blocks,)](cell_index, first, offset16, new_voxels, total, BLOCK=BLOCK, num_warps=4)
+    new_voxels, _, summed = running_sums(new_voxels, 0, 1, blocks)
     _number_kernel[(blocks,)](
-        points, home, first, offset16, begun, coords, count, total, channels, blocks, summed, rows, *parameters,
-        BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+        points, cell_index, first, offset16, new_voxels, coords, count, total, channels, blocks, summed, rows,
+        *parameters, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
     lists = torch.full((rows * max_points,), -1, dtype=torch.int32, device=device)
     _list_kernel[(_gpu.cdiv(total, LIST_BLOCK),)](
-        home, first, offset16, lists.view(torch.uint32), total, rows, max_points,
+        cell_index, first, offset16, lists.view(torch.uint32), total, rows, max_points,
         STEPS=max_points.bit_length(), BLOCK=LIST_BLOCK, num_warps=LIST_WARPS,
     )  # fmt: skip
     _gather_kernel[(_gpu.cdiv(voxels.numel(), GATHER_BLOCK),)](
@@ -74,7 +74,7 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
 
 
 def _parameters(voxel_size, point_range):
-    """As the kernels take them: bits of the lower corner and of the sizes, and the grid."""
+    """Kernel arguments: bits of the lower corner and of the sizes, and the grid."""
     return (
         *map(_gpu.bits_of, point_range[:3]),
         *map(_gpu.bits_of, voxel_size),
@@ -83,26 +83,27 @@ def _parameters(voxel_size, point_range):
 
 
 def _first_points(points, slots, parameters):
-    """-> home, first, offset16: first[home[16 * offset16 + i]] is the lowest point in the cell of point i.
+    """-> cell_index, first, offset16: first[cell_index[16 * offset16 + i]] is the lowest point in the cell of point i.
 
-    home is -1 outside. An offset in units of 16 shows the compiler aligned loads. Fills slots with -1.
+    cell_index is -1 outside the range. By an offset in units of 16 the compiler sees aligned loads. Fills slots with
+    -1.
     """
     total, channels = points.shape
     width, height, depth = parameters[6:]
     dense = width * height * depth <= MAX_DENSE
     if dense:
-        home = torch.empty(total, dtype=torch.int32, device=points.device)
-        first = torch.full((width * height * depth,), NOBODY, dtype=torch.int32, device=points.device)
+        cell_index = torch.empty(total, dtype=torch.int32, device=points.device)
+        first = torch.full((width * height * depth,), NO_POINT, dtype=torch.int32, device=points.device)
     else:
-        home = torch.empty((total, 4), dtype=torch.int32, device=points.device)  # cells, as sites of the hash
-        first = home
+        cell_index = torch.empty((total, 4), dtype=torch.int32, device=points.device)  # the cells, as sites of the hash
+        first = cell_index
     _cells_kernel[(_gpu.cdiv(total, BLOCK),)](
-        points, home, first, slots, total, channels, *parameters,
+        points, cell_index, first, slots, total, channels, *parameters,
         DENSE=dense, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     if dense:
-        return home, first, 0
-    table = SiteHash(home, 1, (1, depth, height, width), 0, 1)
+        return cell_index, first, 0
+    table = SiteHash(cell_index, 1, (1, depth, height, width), 0, 1)
     table.insert()
     return table.scratch, table.scratch, 1 << table.bits >> 4
 
@@ -115,8 +116,8 @@ def _real(bits, points):
 
 @triton.jit
 def _position(points, at, mask, low, size):
-    """-> the cell along one axis, and whether the point lies behind its first border. The latter is not asked of the
-    quotient: a GPU takes the smallest numbers for 0."""
+    """-> the cell along one axis, and whether the point is not below the range. The quotient cannot tell the latter: a
+    GPU flushes the smallest numbers to 0."""
     value = tl.load(points + at, mask=mask, other=float("nan")).to(low.dtype)
     return tl.floor(divide(value - low, size)), value >= low
 
@@ -127,11 +128,11 @@ def _cell(
 ):  # fmt: skip
     """-> inside, x, y, z of points i."""
     at = i.to(tl.int64) * channels
-    x, behind_x = _position(points, at, mask, _real(low_x, points), _real(size_x, points))
-    y, behind_y = _position(points, at + 1, mask, _real(low_y, points), _real(size_y, points))
-    z, behind_z = _position(points, at + 2, mask, _real(low_z, points), _real(size_z, points))
-    # The sizes of a grid are whole float32 numbers, and NaN is inside of none.
-    inside = behind_x & behind_y & behind_z & (x < width) & (y < height) & (z < depth)
+    x, above_x = _position(points, at, mask, _real(low_x, points), _real(size_x, points))
+    y, above_y = _position(points, at + 1, mask, _real(low_y, points), _real(size_y, points))
+    z, above_z = _position(points, at + 2, mask, _real(low_z, points), _real(size_z, points))
+    # The sizes of a grid are exact in float32, and NaN is in no cell.
+    inside = above_x & above_y & above_z & (x < width) & (y < height) & (z < depth)
     zero = tl.zeros_like(x)
     return (
         inside,
@@ -164,7 +165,7 @@ def _store_cell(coords, row, mask, x, y, z):
 
 @_gpu.kernel
 def _cells_kernel(
-    points, home, first, slots, total, channels,
+    points, cell_index, first, slots, total, channels,
     low_x: tl.int64, low_y: tl.int64, low_z: tl.int64, size_x: tl.int64, size_y: tl.int64, size_z: tl.int64,
     width, height, depth, DENSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -176,12 +177,13 @@ def _cells_kernel(
     store_run(slots + i, tl.full((BLOCK,), -1, tl.int32), valid, whole)
     if DENSE:
         cell = (z * height + y) * width + x
-        store_run(home + i, tl.where(inside, cell, -1), valid, whole)
-        # A look before the atomic: the first of a cell mostly comes first, and an old view costs one too many.
+        store_run(cell_index + i, tl.where(inside, cell, -1), valid, whole)
+        # A read first saves most of the atomics, since the lowest point of a cell mostly comes first; a stale value
+        # costs one atomic too many.
         lowest = tl.load(first + cell, mask=inside, other=0)
         tl.atomic_min(first + cell, i, mask=inside & (i < lowest), sem="relaxed")
     else:
-        at = home + i.to(tl.int64) * 4
+        at = cell_index + i.to(tl.int64) * 4
         tl.store(at, tl.where(inside, 0, -1), mask=valid)
         tl.store(at + 1, z, mask=valid)
         tl.store(at + 2, y, mask=valid)
@@ -189,30 +191,30 @@ def _cells_kernel(
 
 
 @triton.jit
-def _begins(home, first, offset16, i, total, BLOCK: tl.constexpr):
-    """-> the cell's place in `first`, and whether point i is its cell's first."""
+def _begins(cell_index, first, offset16, i, total, BLOCK: tl.constexpr):
+    """-> the cell's index in `first`, and whether point i is its cell's first."""
     valid = i < total
-    place = load_run(home + offset16 * 16 + i, valid, (tl.program_id(0) + 1) * BLOCK <= total, -1)
+    place = load_run(cell_index + offset16 * 16 + i, valid, (tl.program_id(0) + 1) * BLOCK <= total, -1)
     return place, valid & (tl.load(first + place, mask=place >= 0, other=-1) == i)
 
 
 @_gpu.kernel
-def _count_kernel(home, first, offset16, begun, total, BLOCK: tl.constexpr):
+def _count_kernel(cell_index, first, offset16, new_voxels, total, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, begins = _begins(home, first, offset16, i, total, BLOCK)
-    tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
+    _, begins = _begins(cell_index, first, offset16, i, total, BLOCK)
+    tl.store(new_voxels + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
 
 
 @_gpu.kernel
 def _number_kernel(
-    points, home, first, offset16, begun, coords, count, total, channels, blocks, summed, rows,
+    points, cell_index, first, offset16, new_voxels, coords, count, total, channels, blocks, summed, rows,
     low_x: tl.int64, low_y: tl.int64, low_z: tl.int64, size_x: tl.int64, size_y: tl.int64, size_z: tl.int64,
     width, height, depth, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From here on `first` holds a cell's voxel, as ~voxel: negative, so that no point takes itself for the first."""
+    """`first` now gets the voxel of each cell, as ~voxel: negative, so that it is not mistaken for a point."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place, begins = _begins(home, first, offset16, i, total, BLOCK)
-    before, everything = before_block(begun, blocks, summed, tl.program_id(0))
+    place, begins = _begins(cell_index, first, offset16, i, total, BLOCK)
+    before, everything = before_block(new_voxels, blocks, summed, tl.program_id(0))
     voxel = before + tl.cumsum(begins.to(tl.int32), 0) - 1
     tl.store(first + place, ~voxel, mask=begins)
     _, x, y, z = _cell(points, i, begins, channels, low_x, low_y, low_z, size_x, size_y, size_z, width, height, depth)
@@ -222,15 +224,15 @@ def _number_kernel(
 
 
 @_gpu.kernel
-def _list_kernel(home, first, offset16, lists, total, rows, max_points, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+def _list_kernel(cell_index, first, offset16, lists, total, rows, max_points, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(home + offset16 * 16 + i, mask=i < total, other=-1)
+    place = tl.load(cell_index + offset16 * 16 + i, mask=i < total, other=-1)
     voxel = ~tl.load(first + place, mask=place >= 0, other=0)
     pending = (place >= 0) & (voxel < rows)
     at = lists + tl.where(pending, voxel, 0).to(tl.int64) * max_points
     mine = i.to(tl.uint32)
-    # A list ascends at every moment, and its entries only fall. So what stood below a point, in however old a view,
-    # still does, with all before it: the search for its place may use what it sees.
+    # A list is ascending at any time, and its entries only decrease. So an entry that was read as below a point
+    # still is, however stale the read, with all entries before it: the binary search may rely on it.
     low = tl.zeros_like(i)
     high = low + max_points
     for _ in tl.static_range(STEPS):
@@ -241,20 +243,20 @@ def _list_kernel(home, first, offset16, lists, total, rows, max_points, STEPS: t
         high = tl.where(below, high, middle)
     pending = pending & (low < max_points)
     while tl.max(pending.to(tl.int32), 0) > 0:
-        stood = tl.atomic_min(at + low, mine, mask=pending, sem="relaxed")
-        mine = tl.where(pending & (stood > mine), stood, mine)
+        previous = tl.atomic_min(at + low, mine, mask=pending, sem="relaxed")
+        mine = tl.where(pending & (previous > mine), previous, mine)
         low += 1
-        pending = pending & (low < max_points) & (mine != FREE)
+        pending = pending & (low < max_points) & (mine != EMPTY)
 
 
 @_gpu.kernel
 def _gather_kernel(points, lists, voxels, coords, num_points, slots, rows, channels, max_points, BLOCK: tl.constexpr):
-    """Rows, 0 where a list ends. The last entry of a list knows its length; an empty one has no voxel."""
+    """Write the rows, 0 after the end of a list. A list's last entry gives its length; an empty one has no voxel."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     e = tl.arange(0, BLOCK)
     left = rows.to(tl.int64) * max_points * channels - begin
     valid = e < tl.minimum(left, BLOCK).to(tl.int32)
-    # divisions of 64 bits once per program, of 32 bits per element
+    # 64-bit divisions once per program, 32-bit ones per element
     first_slot = begin // channels
     first_voxel = first_slot // max_points
     channel = (begin - first_slot * channels).to(tl.int32) + e
@@ -270,11 +272,11 @@ def _gather_kernel(points, lists, voxels, coords, num_points, slots, rows, chann
     value = tl.load(points + point.to(tl.int64) * channels + channel, mask=point >= 0, other=0.0)
     store_run(voxels + begin + e, value, valid, left >= BLOCK)
 
-    chief = valid & (channel == 0)
-    tl.store(slots + point, slot.to(tl.int32), mask=chief & (point >= 0))
-    following = tl.load(lists + slot + 1, mask=chief & (place + 1 < max_points), other=-1)
-    tl.store(num_points + voxel, place + 1, mask=chief & (point >= 0) & (following < 0))
-    empty = chief & (place == 0) & (point < 0)
+    first_channel = valid & (channel == 0)
+    tl.store(slots + point, slot.to(tl.int32), mask=first_channel & (point >= 0))
+    following = tl.load(lists + slot + 1, mask=first_channel & (place + 1 < max_points), other=-1)
+    tl.store(num_points + voxel, place + 1, mask=first_channel & (point >= 0) & (following < 0))
+    empty = first_channel & (place == 0) & (point < 0)
     tl.store(num_points + voxel, 0, mask=empty)
     zero = tl.zeros_like(place)
     _store_cell(coords, voxel, empty, zero, zero, zero)

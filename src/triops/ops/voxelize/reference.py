@@ -18,17 +18,17 @@ def dynamic_voxelize(points: Tensor, voxel_size: list[float], point_range: list[
         for values in (point_range[:axes], voxel_size, grid_size(voxel_size, point_range))
     )
     position = points[:, :axes].to(real)
-    # Asked before the division, whose result may be too small for a GPU to tell from 0. Not so for NaN.
-    behind = position >= low
+    # Compared before the division, whose result a GPU may flush to 0. False for NaN.
+    above = position >= low
     position = ((position - low) / size).floor()
-    inside = (behind & (position < grid)).all(1, keepdim=True)
+    inside = (above & (position < grid)).all(1, keepdim=True)
     return torch.where(inside, position, -1).flip(1).int()
 
 
 def voxelize_padded(
     points: Tensor, voxel_size: list[float], point_range: list[float], max_points: int, max_voxels: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """points [N, C] -> with R = min(max_voxels, N), zero behind the last voxel:
+    """points [N, C] -> with R = min(max_voxels, N), zero above the last voxel:
 
     voxels [R, max_points, C], coords int32 [R, 3], num_points int32 [R], slots int32 [N]: voxel * max_points + place
     of each point, or -1; count int32 []: the number of voxels.

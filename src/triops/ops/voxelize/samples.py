@@ -17,7 +17,7 @@ from triops.ops.voxelize.geometry import grid_size
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
 _P, _D = "voxelize_padded", "dynamic_voxelize"
 
-# voxel size, range, points a voxel, voxels at most (in training), points of a scene, numbers a point
+# voxel size, range, points per voxel, voxels at most (in training), points of a scene, numbers per point
 _NETWORKS: dict[str, tuple[list[float], list[float], int, int, int, int]] = {
     "PointPillars": ([0.16, 0.16, 4], [0, -39.68, -3, 69.12, 39.68, 1], 32, 16_000, 20_000, 4),
     "SECOND": ([0.05, 0.05, 0.1], [0, -40, -3, 70.4, 40, 1], 5, 16_000, 20_000, 4),
@@ -264,7 +264,7 @@ def _vectorised_cells(points: Tensor, size: list[float], bounds: list[float]) ->
 def _vectorised(
     points: Tensor, size: list[float], bounds: list[float], max_points: int, max_voxels: int
 ) -> tuple[Tensor, ...]:
-    """What one writes in torch: flat cell numbers, unique, and a stable sort."""
+    """The plain formulation in torch: flat cell numbers, unique, and a stable sort."""
     device, total = points.device, points.shape[0]
     width, height, _ = grid_size(size, bounds)
     cell = _vectorised_cells(points, size, bounds).long()
