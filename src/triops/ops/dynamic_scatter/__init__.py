@@ -21,12 +21,12 @@ def dynamic_scatter(features: Tensor, coords: Tensor, reduce: str = "mean") -> t
         features: float tensor [N, C].
         coords: int32 or int64 tensor [N, D], D from 1 to 8: the voxel of each point, as from `dynamic_voxelize`, or
             with the batch in front. A row with a negative coordinate is left out.
-        reduce: "mean", "max" (NaN never wins; a voxel of nothing else is -inf) or "sum".
+        reduce: "mean", "max" (NaN never wins; a voxel of only NaN is -inf) or "sum".
 
     Returns:
-        reduced [V, C], of the dtype of `features`: one row a voxel. Half types are summed in float32.
+        reduced [V, C], of the dtype of `features`: one row per voxel. Half types are summed in float32.
         voxel_coords [V, D], of the dtype of `coords`: the voxels in ascending order of their coordinates.
-        No points, or none left, give V = 0. On a GPU this waits for V.
+        V is 0 without points, or without valid ones. On a GPU this waits for V.
 
     Raises:
         ValueError, TypeError: on a wrong rank, number of points, dtype, device or reduction.
@@ -48,7 +48,7 @@ def dynamic_scatter(features: Tensor, coords: Tensor, reduce: str = "mean") -> t
 def dynamic_scatter_forward(
     features: Tensor, coords: Tensor, reduce: str = "mean"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`dynamic_scatter` with everything that its backward needs. Arguments and errors as there.
+    """`dynamic_scatter` with everything that its backward needs. Arguments and errors as for `dynamic_scatter`.
 
     Returns:
         reduced [V, C], voxel_coords [V, D], point_to_voxel int32 [N] (-1 for a point that was left out),
@@ -71,14 +71,14 @@ def dynamic_scatter_backward(
     counts: Tensor,
     reduce: str = "mean",
 ) -> Tensor:
-    """Gradient of the features of `dynamic_scatter`; autograd calls it, and so may you.
+    """Gradient of the features of `dynamic_scatter`; called by autograd, and public.
 
     Args:
         grad_reduced: float tensor [V, C].
-        features: tensor [N, C] of the same dtype; its values are read by "max" alone.
+        features: tensor [N, C] of the same dtype; its values are read by "max" only.
         reduced: tensor [V, C] of the same dtype, as `dynamic_scatter_forward` returned it; likewise.
         point_to_voxel: int32 tensor [N], likewise returned.
-        counts: int32 tensor [V], likewise; read by "mean" alone.
+        counts: int32 tensor [V], likewise; read by "mean" only.
         reduce: "mean", "max" or "sum".
 
     Returns:

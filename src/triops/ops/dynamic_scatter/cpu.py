@@ -1,4 +1,4 @@
-"""dynamic_scatter on CPU: a radix sort brings the points of a voxel together, and each voxel is reduced by itself.
+"""dynamic_scatter on CPU: a radix sort groups the points by voxel, and each voxel is reduced by itself.
 
 The sort is stable, so a voxel adds its points up in ascending order, whatever the number of threads.
 """
@@ -17,10 +17,10 @@ from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops.ops.dynamic_scatter.reference import check_indices
 
-NUMBERS = 100_000  # of the features, worth a thread
+NUMBERS = 100_000  # elements of the features worth a thread
 MAX_KEY = 2**62
 FEW = 8
-AHEAD = 24  # points ahead whose rows are fetched: sorted by voxel, they lie anywhere
+AHEAD = 24  # points ahead to prefetch: sorted by voxel, their rows are scattered
 
 
 def dynamic_scatter_forward(features, coords, reduce):
@@ -60,25 +60,25 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     in_huge_pages(grad_features)
     grad, target = as_bits(grad_reduced), as_bits(grad_features)
     if reduce == "max":
-        taken = np.zeros((grad_reduced.shape[0], channels), np.bool_)
+        has_winner = np.zeros((grad_reduced.shape[0], channels), np.bool_)
         parts = max(1, min(torch.get_num_threads(), features.numel() // NUMBERS))
-        run(_give_to_winners, parts, 1, parts, grad, as_bits(features), as_bits(reduced), voxel, taken, target)
+        run(_gradient_of_winners, parts, 1, parts, grad, as_bits(features), as_bits(reduced), voxel, has_winner, target)
     else:
         rows = max(1, NUMBERS // max(channels, 1))
-        if reduce == "mean":  # there are fewer voxels than points to divide for
+        if reduce == "mean":  # voxels are fewer than points, so they are divided first
             divisor = as_numpy(counts.to(compute_dtype(features.dtype)))
             shares = as_bits(torch.empty(grad_reduced.shape, dtype=features.dtype))
             run(_divide, len(grad), rows, grad, divisor, shares)
             grad = shares
         bits = f"i{features.element_size()}"
-        run(_give_to_all, total, rows, grad.view(bits), voxel, target.view(bits), _width(channels))
+        run(_gradient_of_all, total, rows, grad.view(bits), voxel, target.view(bits), _width(channels))
     return grad_features
 
 
 def _width(count):
-    """A small number as the length of a tuple, which the compiler knows. () for a larger one: ask the array.
+    """A small number as the length of a tuple, which the compiler knows. () for a larger one, read from the array.
 
-    Rows of four numbers, 160,000 points on one core: 1.0 ms unknown, 0.54 known, 0.23 written out without a loop.
+    Rows of four numbers, 160,000 points on one core: 1.0 ms unknown, 0.54 known, 0.23 unrolled by hand.
     """
     return (0,) * count if count <= FEW else ()
 
@@ -95,7 +95,7 @@ def _sorted_keys(rows_np, coords):
         kept, ascending = _keys(rows_np, strides, keys, rows)
         keys, rows = keys[: kept + 1], rows[:kept]
         return (keys, rows) if ascending else radix_sort(keys, rows)
-    inside = (coords >= 0).all(1)  # coordinates that no flat number can hold
+    inside = (coords >= 0).all(1)  # coordinates too large for a flat key
     keys = coords[inside].unique(dim=0, return_inverse=True)[1].numpy()
     return radix_sort(keys, inside.nonzero()[:, 0].int().numpy())
 
@@ -127,7 +127,7 @@ def _highest(coords, highest):
 def _keys(coords, strides, keys, rows):
     """Keys and row numbers of the rows that are kept. -> how many, and whether the keys ascend
 
-    Without a branch, as nothing foretells which points are left out: these are written behind the last, and
+    Without a branch, since which points are left out is unpredictable: these are written after the last kept one, and
     overwritten by the next.
     """
     n, before, ascending = 0, np.int64(-1), True
@@ -147,7 +147,7 @@ def _keys(coords, strides, keys, rows):
 
 @jit
 def _segments(keys, count, starts):
-    """Where the runs of equal keys begin, and the end behind them. -> how many runs"""
+    """Where the runs of equal keys begin, and the end of the last. -> how many runs"""
     n = np.int64(count > 0)
     starts[0] = 0
     for j in range(1, count):
@@ -204,7 +204,7 @@ def _maximum(begin, end, features, rows, starts, zero, mean, reduced, width):
             prefetch(flat, np.uint64(rows[min(j + AHEAD, behind)]) * channels)
             for c in range(channels):
                 value = widen(features[row, c])
-                best[c] = value if value > best[c] else best[c]  # NaN is above nothing
+                best[c] = value if value > best[c] else best[c]  # never true for NaN
         for c in range(channels):
             reduced[v, c] = narrow(best[c], reduced)
 
@@ -225,13 +225,13 @@ def _divide(begin, end, grad, counts, shares):
 
 
 @jit
-def _give_to_all(begin, end, grad, point_to_voxel, grad_features, width):
-    """Bits, copied without a branch: nothing foretells which points were left out, and these read a voxel in vain."""
+def _gradient_of_all(begin, end, grad, point_to_voxel, grad_features, width):
+    """Bits, copied without a branch, since which points were left out is unpredictable: these get voxel 0, masked."""
     channels = np.uint64(len(width) or grad.shape[1])
     for i in range(np.uint64(begin), np.uint64(end)):
         voxel = point_to_voxel[i]
         at, kept = np.uint64(max(voxel, 0)), grad.dtype.type(-(voxel >= 0))
-        if len(width) == 4:  # x, y, z, intensity; as a loop it takes twice as long
+        if len(width) == 4:  # x, y, z, intensity: a loop takes twice as long
             x, y, z, w = grad[at, 0], grad[at, 1], grad[at, 2], grad[at, 3]
             grad_features[i, 0], grad_features[i, 1] = x & kept, y & kept
             grad_features[i, 2], grad_features[i, 3] = z & kept, w & kept
@@ -241,7 +241,7 @@ def _give_to_all(begin, end, grad, point_to_voxel, grad_features, width):
 
 
 @jit
-def _give_to_winners(begin, end, parts, grad, features, reduced, point_to_voxel, taken, grad_features):
+def _gradient_of_winners(begin, end, parts, grad, features, reduced, point_to_voxel, has_winner, grad_features):
     """Points ascend, so the first that holds the maximum is the lowest. A part is a share of the voxels."""
     zero, channels = grad_features.dtype.type(0), np.uint64(features.shape[1])
     first, last = grad.shape[0] * begin // parts, grad.shape[0] * end // parts
@@ -255,6 +255,6 @@ def _give_to_winners(begin, end, parts, grad, features, reduced, point_to_voxel,
             continue
         at = np.uint64(voxel)
         for c in range(channels):
-            wins = (widen(features[i, c]) == widen(reduced[at, c])) & ~taken[at, c]
+            wins = (widen(features[i, c]) == widen(reduced[at, c])) & ~has_winner[at, c]
             grad_features[i, c] = grad[at, c] if wins else zero
-            taken[at, c] |= wins
+            has_winner[at, c] |= wins

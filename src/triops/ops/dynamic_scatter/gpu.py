@@ -1,10 +1,9 @@
-"""dynamic_scatter on GPU: a stable sort brings the points of a voxel together; no float is added by an atomic.
+"""dynamic_scatter on GPU: a stable sort groups the points by voxel; no float is added by an atomic.
 
-Keys are flat numbers in the grid that the highest coordinates span, which stay on the device: they are int32,
-as sorting those takes half the time, and where they would not fit this comes out with the number of voxels,
-the one thing the host waits for, and it is done again in int64. `_segment_kernel` numbers the runs of equal
-keys; `_reduce_kernel` goes through them. The backward is a gather; for "max" an atomic minimum of
-indices finds the lowest point that holds each maximum.
+Keys are flat cell numbers in the grid that the highest coordinates span, which stay on the device. They are int32, as
+these are sorted in half the time. Where they overflow, the number of voxels, the one thing the host waits for, is -1,
+and everything is done again in int64. `_segment_kernel` numbers the runs of equal keys; `_reduce_kernel` reduces them.
+The backward is a gather; for "max" an atomic minimum of indices finds the lowest point that holds each maximum.
 """
 
 import torch
@@ -18,8 +17,8 @@ from triops._gpu.scan import before_block, running_sums
 from triops.ops.dynamic_scatter.reference import check_indices
 
 BLOCK = 1024
-TILE = _gpu.block(128, interpreted=4096)  # numbers of the result a program reduces at a time
-AT_ONCE = 4  # points of a voxel
+TILE = _gpu.block(128, interpreted=4096)  # elements of the result per program
+POINTS_PER_STEP = 4  # of a voxel
 NO_VOXEL = {torch.int32: 2**31 - 1, torch.int64: 2**62}
 SUM, MEAN, MAX = 0, 1, 2
 _REDUCE = {"sum": SUM, "mean": MEAN, "max": MAX}
@@ -32,7 +31,7 @@ def dynamic_scatter_forward(features, coords, reduce):
     point_to_voxel = torch.empty(total, dtype=torch.int32, device=device)
     voxels = 0
     if total:
-        for make_keys in (_narrow_keys, _wide_keys, _ranks):
+        for make_keys in (_int32_keys, _int64_keys, _ranks):
             keys, fits = make_keys(coords)
             order, starts, number = _group(keys, fits, point_to_voxel)
             voxels = int(number)
@@ -42,10 +41,10 @@ def dynamic_scatter_forward(features, coords, reduce):
     voxel_coords = torch.empty((voxels, axes), dtype=coords.dtype, device=device)
     counts = torch.empty(voxels, dtype=torch.int32, device=device)
     if total:
-        width, height, across = _tile_shape(channels)
-        _reduce_kernel[(max(_gpu.cdiv(voxels, height), 1) * across,)](
-            features, coords, order, starts, reduced, voxel_coords, counts, voxels, channels, across,
-            AXES=axes, REDUCE=_REDUCE[reduce], HEIGHT=height, POINTS=AT_ONCE, WIDTH=width, num_warps=4,
+        width, height, channel_tiles = _tile_shape(channels)
+        _reduce_kernel[(max(_gpu.cdiv(voxels, height), 1) * channel_tiles,)](
+            features, coords, order, starts, reduced, voxel_coords, counts, voxels, channels, channel_tiles,
+            AXES=axes, REDUCE=_REDUCE[reduce], HEIGHT=height, POINTS=POINTS_PER_STEP, WIDTH=width, num_warps=4,
         )  # fmt: skip
     return reduced, voxel_coords, point_to_voxel, counts
 
@@ -58,29 +57,37 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     if grad_features.numel() == 0:
         return grad_features
     grad_reduced, point_to_voxel, counts = grad_reduced.contiguous(), point_to_voxel.contiguous(), counts.contiguous()
-    width, height, across = _tile_shape(channels, 4 * TILE)
-    grid, winners = (_gpu.cdiv(total, height) * across,), counts
+    width, height, channel_tiles = _tile_shape(channels, 4 * TILE)
+    grid, winners = (_gpu.cdiv(total, height) * channel_tiles,), counts
     if reduce == "max":
         winners = torch.full((voxels, channels), total, dtype=torch.int32, device=features.device)
         _winner_kernel[grid](
-            features.contiguous(), reduced.contiguous(), point_to_voxel, winners, total, voxels, channels, across,
-            HEIGHT=height, WIDTH=width, num_warps=4,
+            features.contiguous(), reduced.contiguous(), point_to_voxel, winners, total, voxels, channels,
+            channel_tiles, HEIGHT=height, WIDTH=width, num_warps=4,
         )  # fmt: skip
-    _give_kernel[grid](
-        grad_reduced, point_to_voxel, counts, winners, grad_features, total, voxels, channels, across,
+    _gradient_kernel[grid](
+        grad_reduced, point_to_voxel, counts, winners, grad_features, total, voxels, channels, channel_tiles,
         REDUCE=_REDUCE[reduce], HEIGHT=height, WIDTH=width, num_warps=4,
     )  # fmt: skip
     return grad_features
 
 
 def _tile_shape(channels, size=TILE):
-    """-> channels and rows of a tile, and tiles across all channels."""
+    """-> channels and rows of a tile, and the number of tiles that cover all channels."""
     width = min(_gpu.next_power_of_2(channels), 64)
     return width, max(size // width, 1), max(_gpu.cdiv(channels, width), 1)
 
 
-def _narrow_keys(coords, dtype=torch.int32):
-    """-> keys [N], and int64 []: 1 if they fit, else 0 and the keys are of no use."""
+def _int32_keys(coords):
+    return _flat_keys(coords, torch.int32)
+
+
+def _int64_keys(coords):
+    return _flat_keys(coords, torch.int64)
+
+
+def _flat_keys(coords, dtype):
+    """-> keys [N], and int64 [1]: 1 if they fit the dtype, else 0 and the keys are meaningless."""
     total, axes = coords.shape
     blocks = _gpu.cdiv(total, BLOCK)
     highest = torch.zeros(axes + 1, dtype=torch.int64, device=coords.device)
@@ -90,12 +97,8 @@ def _narrow_keys(coords, dtype=torch.int32):
     return keys, highest[axes:]
 
 
-def _wide_keys(coords):
-    return _narrow_keys(coords, torch.int64)
-
-
 def _ranks(coords):
-    """For coordinates that no flat number can hold."""
+    """Keys of coordinates that are too large for a flat number."""
     kept = (coords >= 0).all(1)
     keys = torch.full((len(coords),), NO_VOXEL[torch.int64], dtype=torch.int64, device=coords.device)
     keys[kept] = coords[kept].unique(dim=0, return_inverse=True)[1]
@@ -110,13 +113,13 @@ def _group(keys, fits, point_to_voxel):
     total = keys.shape[0]
     ascending, order = keys.sort(stable=True)
     blocks = _gpu.cdiv(total, BLOCK)
-    begun = torch.empty(blocks, dtype=torch.int32, device=keys.device)
+    new_voxels = torch.empty(blocks, dtype=torch.int32, device=keys.device)
     starts = torch.empty(total + 1, dtype=torch.int32, device=keys.device)
     number = torch.empty((), dtype=torch.int32, device=keys.device)
-    _count_kernel[(blocks,)](ascending, begun, total, BLOCK=BLOCK, num_warps=4)
-    begun, _, summed = running_sums(begun, 0, 1, blocks)
+    _count_kernel[(blocks,)](ascending, new_voxels, total, BLOCK=BLOCK, num_warps=4)
+    new_voxels, _, summed = running_sums(new_voxels, 0, 1, blocks)
     _segment_kernel[(blocks,)](
-        ascending, order, begun, fits, starts, point_to_voxel, number, total, blocks, summed,
+        ascending, order, new_voxels, fits, starts, point_to_voxel, number, total, blocks, summed,
         NO_VOXEL=NO_VOXEL[keys.dtype], BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return order, starts, number
@@ -144,10 +147,10 @@ def _key_kernel(coords, highest, keys, total, AXES: tl.constexpr, NO_VOXEL: tl.c
     volume = tl.full((), 1.0, tl.float64)
     for axis in tl.static_range(AXES):
         value = tl.load(at + axis, mask=i < total, other=-1).to(tl.int64)
-        most = tl.load(highest + axis)
+        maximum = tl.load(highest + axis)
         kept = kept & (value >= 0)
-        key = key * (most + 1) + value
-        volume = volume * (most.to(tl.float64) + 1.0)
+        key = key * (maximum + 1) + value
+        volume = volume * (maximum.to(tl.float64) + 1.0)
     key = tl.where(kept, key, NO_VOXEL).to(keys.dtype.element_ty)
     store_run(keys + i, key, i < total, (tl.program_id(0) + 1) * BLOCK <= total)
     if tl.program_id(0) == 0:
@@ -163,21 +166,21 @@ def _begins(keys, i, total, BLOCK: tl.constexpr):
 
 
 @_gpu.kernel
-def _count_kernel(keys, begun, total, BLOCK: tl.constexpr):
+def _count_kernel(keys, new_voxels, total, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begins = _begins(keys, i, total, BLOCK)
-    tl.store(begun + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
+    tl.store(new_voxels + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
 
 
 @_gpu.kernel
 def _segment_kernel(
-    keys, order, begun, fits, starts, point_to_voxel, number, total, blocks, summed,
+    keys, order, new_voxels, fits, starts, point_to_voxel, number, total, blocks, summed,
     NO_VOXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Points without a voxel are the last run, if any."""
+    """Points without a voxel, if any, are the last run."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key, begins = _begins(keys, i, total, BLOCK)
-    before, everything = before_block(begun, blocks, summed, tl.program_id(0))
+    before, everything = before_block(new_voxels, blocks, summed, tl.program_id(0))
     run = before + tl.cumsum(begins.to(tl.int32), 0) - 1
     tl.store(starts + run, i, mask=begins)
     point = load_run(order + i, i < total, (tl.program_id(0) + 1) * BLOCK <= total, 0)
@@ -189,20 +192,20 @@ def _segment_kernel(
 
 
 @triton.jit
-def _tile(across, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def _tile(channel_tiles, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """Rows and channels of this program."""
-    row = (tl.program_id(0) // across) * HEIGHT + tl.arange(0, HEIGHT)
-    channel = (tl.program_id(0) % across) * WIDTH + tl.arange(0, WIDTH)
+    row = (tl.program_id(0) // channel_tiles) * HEIGHT + tl.arange(0, HEIGHT)
+    channel = (tl.program_id(0) % channel_tiles) * WIDTH + tl.arange(0, WIDTH)
     return row, channel
 
 
 @_gpu.kernel(specialize=("channels",))
 def _reduce_kernel(
-    features, coords, order, starts, reduced, voxel_coords, counts, voxels, channels, across,
+    features, coords, order, starts, reduced, voxel_coords, counts, voxels, channels, channel_tiles,
     AXES: tl.constexpr, REDUCE: tl.constexpr, HEIGHT: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if features.dtype.element_ty == tl.float64 else tl.float32
-    voxel, channel = _tile(across, HEIGHT, WIDTH)
+    voxel, channel = _tile(channel_tiles, HEIGHT, WIDTH)
     exists = voxel < voxels
     begin = tl.load(starts + voxel, mask=exists, other=0)
     end = tl.load(starts + voxel + 1, mask=exists, other=0)
@@ -212,11 +215,11 @@ def _reduce_kernel(
     result = tl.full([HEIGHT, WIDTH], nothing, REAL)
     for k in range(0, tl.max(end - begin, 0), POINTS):
         j = begin[:, None] + (k + tl.arange(0, POINTS))[None, :]
-        there = j < end[:, None]
-        point = tl.load(order + j, mask=there, other=0)
+        valid = j < end[:, None]
+        point = tl.load(order + j, mask=valid, other=0)
         value = tl.load(
             features + point[:, :, None] * channels + channel[None, None, :],
-            mask=there[:, :, None] & (channel < channels)[None, None, :],
+            mask=valid[:, :, None] & (channel < channels)[None, None, :],
             other=nothing,
         ).to(REAL)
         if REDUCE == _MAX:
@@ -231,44 +234,44 @@ def _reduce_kernel(
     inside = exists[:, None] & (channel < channels)[None, :]
     tl.store(reduced + at, result.to(reduced.dtype.element_ty), mask=inside)
 
-    chief = exists & as_mask(tl.program_id(0) % across == 0, exists)
-    tl.store(counts + voxel, count, mask=chief)
-    first = tl.load(order + begin, mask=chief, other=0)
+    first_tile = exists & as_mask(tl.program_id(0) % channel_tiles == 0, exists)
+    tl.store(counts + voxel, count, mask=first_tile)
+    first = tl.load(order + begin, mask=first_tile, other=0)
     for axis in tl.static_range(AXES):
-        value = tl.load(coords + first * AXES + axis, mask=chief, other=0)
-        tl.store(voxel_coords + voxel.to(tl.int64) * AXES + axis, value, mask=chief)
+        value = tl.load(coords + first * AXES + axis, mask=first_tile, other=0)
+        tl.store(voxel_coords + voxel.to(tl.int64) * AXES + axis, value, mask=first_tile)
 
 
 @_gpu.kernel(specialize=("channels",))
 def _winner_kernel(
-    features, reduced, point_to_voxel, winners, total, voxels, channels, across,
+    features, reduced, point_to_voxel, winners, total, voxels, channels, channel_tiles,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    point, channel = _tile(across, HEIGHT, WIDTH)
+    point, channel = _tile(channel_tiles, HEIGHT, WIDTH)
     voxel = tl.load(point_to_voxel + point, mask=point < total, other=-1)
     inside = ((voxel >= 0) & (voxel < voxels))[:, None] & (channel < channels)[None, :]
     at = voxel.to(tl.int64)[:, None] * channels + channel[None, :]
     value = tl.load(features + point.to(tl.int64)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-    most = tl.load(reduced + at, mask=inside, other=0.0)
+    maximum = tl.load(reduced + at, mask=inside, other=0.0)
     index = tl.broadcast_to(point[:, None], [HEIGHT, WIDTH])
-    tl.atomic_min(winners + at, index, mask=inside & (value == most), sem="relaxed")
+    tl.atomic_min(winners + at, index, mask=inside & (value == maximum), sem="relaxed")
 
 
 @_gpu.kernel(specialize=("channels",))
-def _give_kernel(
-    grad_reduced, point_to_voxel, counts, winners, grad_features, total, voxels, channels, across,
+def _gradient_kernel(
+    grad_reduced, point_to_voxel, counts, winners, grad_features, total, voxels, channels, channel_tiles,
     REDUCE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if grad_reduced.dtype.element_ty == tl.float64 else tl.float32
-    point, channel = _tile(across, HEIGHT, WIDTH)
+    point, channel = _tile(channel_tiles, HEIGHT, WIDTH)
     voxel = tl.load(point_to_voxel + point, mask=point < total, other=-1)
     kept = (voxel >= 0) & (voxel < voxels)
     exists = (channel < channels)[None, :]
-    gets = kept[:, None] & exists
+    mask = kept[:, None] & exists
     at = voxel.to(tl.int64)[:, None] * channels + channel[None, :]
     if REDUCE == _MAX:
-        gets = gets & (tl.load(winners + at, mask=gets, other=-1) == point[:, None])
-    grad = tl.load(grad_reduced + at, mask=gets, other=0.0)
+        mask = mask & (tl.load(winners + at, mask=mask, other=-1) == point[:, None])
+    grad = tl.load(grad_reduced + at, mask=mask, other=0.0)
     if REDUCE == _MEAN:
         count = tl.load(counts + voxel, mask=kept, other=1).to(REAL)
         grad = divide(grad.to(REAL), tl.broadcast_to(count[:, None], [HEIGHT, WIDTH]))

@@ -16,14 +16,14 @@ def dynamic_scatter_forward(features: Tensor, coords: Tensor, reduce: str) -> tu
     voxel_coords, voxel, counts = coords[kept].unique(dim=0, return_inverse=True, return_counts=True)
     point_to_voxel = coords.new_full((len(coords),), -1, dtype=torch.int32)
     point_to_voxel[kept] = voxel.int()
-    wide = features[kept].to(compute_dtype(features.dtype))
+    values = features[kept].to(compute_dtype(features.dtype))
     shape = (len(voxel_coords), features.shape[1])
     if reduce == "max":
-        wide = torch.where(wide.isnan(), -torch.inf, wide)
-        index = voxel[:, None].expand_as(wide)
-        reduced = wide.new_full(shape, -torch.inf).scatter_reduce_(0, index, wide, "amax")
+        values = torch.where(values.isnan(), -torch.inf, values)
+        index = voxel[:, None].expand_as(values)
+        reduced = values.new_full(shape, -torch.inf).scatter_reduce_(0, index, values, "amax")
     else:
-        reduced = wide.new_zeros(shape).index_add_(0, voxel, wide)
+        reduced = values.new_zeros(shape).index_add_(0, voxel, values)
         if reduce == "mean":
             reduced /= counts[:, None]
     return reduced.to(features.dtype), voxel_coords, point_to_voxel, counts.int()
@@ -40,10 +40,10 @@ def dynamic_scatter_backward(
     grad = grad_reduced[voxel].to(compute_dtype(grad_reduced.dtype))
     if reduce == "max":
         # Of the points that hold the maximum the lowest gets the gradient.
-        nobody = len(features)
+        no_point = len(features)
         holds = features[kept] == reduced[voxel]
-        candidate = torch.where(holds, kept[:, None], nobody)
-        winner = candidate.new_full(reduced.shape, nobody)
+        candidate = torch.where(holds, kept[:, None], no_point)
+        winner = candidate.new_full(reduced.shape, no_point)
         winner.scatter_reduce_(0, voxel[:, None].expand_as(candidate), candidate, "amin")
         grad = torch.where(winner[voxel] == kept[:, None], grad, 0)
     elif reduce == "mean":
@@ -54,6 +54,6 @@ def dynamic_scatter_backward(
 
 
 def check_indices(point_to_voxel: Tensor, voxels: int) -> None:
-    """Raise IndexError where a point claims a voxel that is not there."""
+    """Raise IndexError where point_to_voxel is out of range."""
     if ((point_to_voxel < -1) | (point_to_voxel >= voxels)).any():
         raise IndexError(f"dynamic_scatter_backward: point_to_voxel must lie in -1..{voxels - 1}")

@@ -225,7 +225,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _vectorised_forward(features: Tensor, coords: Tensor, reduce: str) -> tuple[Tensor, ...]:
-    """What one writes in torch: flat keys, unique, and a scatter."""
+    """The plain formulation in torch: flat keys, unique, and a scatter."""
     kept = (coords >= 0).all(1).nonzero()[:, 0]
     cell = coords[kept].long()
     shape = (cell.max(0).values + 1).tolist()
@@ -253,7 +253,7 @@ def _vectorised_forward(features: Tensor, coords: Tensor, reduce: str) -> tuple[
 def _vectorised_backward(
     grad_reduced: Tensor, features: Tensor, reduced: Tensor, point_to_voxel: Tensor, counts: Tensor, reduce: str
 ) -> Tensor:
-    """What one writes in torch: a gather; for "max" the lowest index by a scatter first."""
+    """The plain formulation in torch: a gather; for "max" the lowest index by a scatter first."""
     kept = (point_to_voxel >= 0).nonzero()[:, 0]
     voxel = point_to_voxel[kept].long()
     if reduce == "mean":
