@@ -12,7 +12,7 @@ from triops.ops.bev_pool import reference
 
 
 class BevPoolIndex(NamedTuple):
-    """The points in the order of their cells: what `bev_pool` reads. It depends on the cells alone."""
+    """The points sorted by cell, which `bev_pool` reads. It depends on the cells only."""
 
     order: Tensor  # int32 [P]: the points by cell, then in their own order; those of no cell come last
     starts: Tensor  # int32 [num_cells + 1]: where in `order` the points of each cell begin
@@ -24,7 +24,7 @@ def bev_pool(
     """Sum the features of points by the cells they lie in. Differentiable in `features` and `depth`.
 
     With `depth` the points are those of a lifted image (Lift-Splat-Shoot, BEVDet, BEVFusion): each pixel of each camera
-    at each of D depths, with the pixel's feature times the probability of the depth. The product is never written out.
+    at each of D depths, with the pixel's feature times the probability of the depth. The product is never stored.
 
     Args:
         features: float tensor [P, C]; with depth [N, H, W, C], the features of N images. Half types are summed in
@@ -33,7 +33,7 @@ def bev_pool(
             0..num_cells - 1 means no cell.
         num_cells: the number of cells, of all batch elements together.
         depth: tensor [N, D, H, W] of the dtype of `features`: the weight of each point.
-        index: of `bev_pool_index(cells, num_cells)`. It depends on calibration and grid alone, so keep it where those
+        index: of `bev_pool_index(cells, num_cells)`. It depends only on calibration and grid, so keep it while those
             stay the same; without it every call sorts the points.
 
     Returns:
@@ -64,10 +64,11 @@ def bev_pool(
 
 
 def bev_pool_index(cells: Tensor, num_cells: int) -> BevPoolIndex:
-    """Sort points by their cells, for `bev_pool`. Stable, so the answer is one and the same on every backend.
+    """Sort points by their cells, for `bev_pool`. Stable, so that the result is the same on every backend.
 
     Args:
-        cells: int32 or int64 tensor of any shape: the cell of each point; outside of 0..num_cells - 1 there is none.
+        cells: int32 or int64 tensor of any shape: the cell of each point; a number outside of 0..num_cells - 1
+            means no cell.
         num_cells: the number of cells.
 
     Returns:

@@ -1,4 +1,4 @@
-"""bev_pool on CPU: cells, or pixels in the backward, are shared by threads; each sums its own points in their order.
+"""bev_pool on CPU: threads share the cells, or in the backward the pixels; each sums its own points in their order.
 
 So a sum is the same with any number of threads. The index is a counting sort.
 """
@@ -12,7 +12,7 @@ from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
 from triops.ops.bev_pool.reference import check_index
 
-NUMBERS = 100_000  # of features read or written, worth a thread
+NUMBERS = 100_000  # elements of features, read or written, worth a thread
 
 
 def bev_pool_index(cells, num_cells):
@@ -40,30 +40,30 @@ def bev_pool_backward(grad, features, depth, cells):
     channels = features.shape[1]
     grad_features = torch.empty(features.shape, dtype=features.dtype)
     in_huge_pages(grad_features)
-    above, at = as_bits(grad), as_numpy(cells)
+    upstream, at = as_bits(grad), as_numpy(cells)
     if depth is None:
         grain = max(1, NUMBERS // max(channels, 1))
-        run(_gather, len(at), grain, above, at, as_bits(grad_features))
+        run(_gather, len(at), grain, upstream, at, as_bits(grad_features))
         return grad_features, grad.new_empty(0)
     grad_depth = torch.empty(depth.shape, dtype=depth.dtype)
     weights, depths, pixels = _weights(features, depth)
     grain = max(1, NUMBERS // max(channels * depths, 1))
     run(
-        _give_back, features.shape[0], grain, above, as_bits(features), weights, depths, pixels, at, _real(features),
+        _gradients, features.shape[0], grain, upstream, as_bits(features), weights, depths, pixels, at, _real(features),
         as_bits(grad_features), as_bits(grad_depth).reshape(-1),
     )  # fmt: skip
     return grad_features, grad_depth
 
 
 def _weights(features, depth):
-    """-> weights by point, none of them for no depth; depths and pixels of an image."""
+    """-> weights by point, empty without depth; depths and pixels per image."""
     if depth is None:
         return as_bits(features.new_empty(0)), 0, 1
     return as_bits(depth).reshape(-1), depth.shape[1], max(depth.shape[2], 1)
 
 
 def _real(features):
-    """One number of the dtype that sums are taken in."""
+    """An array of one element of the accumulator dtype."""
     return np.zeros(1, np.float64 if features.dtype == torch.float64 else np.float32)
 
 
@@ -103,7 +103,7 @@ def _pool(begin, end, features, weights, depths, pixels, order, starts, like, ou
         for k in range(starts[cell], starts[cell + 1]):
             point = np.uint64(order[k])
             if depths:
-                at = np.uint32(point)  # divisions of 32 bits take half the time
+                at = np.uint32(point)  # a 32-bit division takes half the time
                 row = np.uint64(at // np.uint32(depths * pixels) * np.uint32(pixels) + at % np.uint32(pixels))
                 weight = like.dtype.type(widen(weights[point]))
                 for c in range(channels):
@@ -127,7 +127,7 @@ def _gather(begin, end, grad, cells, grad_features):
 
 
 @jit
-def _give_back(begin, end, grad, features, weights, depths, pixels, cells, like, grad_features, grad_weights):
+def _gradients(begin, end, grad, features, weights, depths, pixels, cells, like, grad_features, grad_weights):
     """A row is a pixel: it and its weights get their gradients from the cells of its points, one per depth."""
     channels = np.uint64(features.shape[1])
     total = np.empty(features.shape[1], like.dtype)
@@ -141,9 +141,9 @@ def _give_back(begin, end, grad, features, weights, depths, pixels, cells, like,
             if 0 <= cell < grad.shape[0]:
                 weight, at = like.dtype.type(widen(weights[point])), np.uint64(cell)
                 for c in range(channels):
-                    above = widen(grad[at, c])
-                    total[c] += weight * above
-                    product += above * widen(features[row, c])
+                    upstream = widen(grad[at, c])
+                    total[c] += weight * upstream
+                    product += upstream * widen(features[row, c])
             grad_weights[point] = narrow(product, grad_weights)
         for c in range(channels):
             grad_features[row, c] = narrow(total[c], grad_features)

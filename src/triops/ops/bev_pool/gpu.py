@@ -1,9 +1,9 @@
-"""bev_pool on GPU: blocks of as many sorted points each, whatever the cells; no float is added by an atomic.
+"""bev_pool on GPU: blocks of equally many sorted points, whatever the cells; no float is added by an atomic.
 
-A block sums the runs of equal cells in it. A run that lies in one block is a finished cell. The rest of it, at most the
-first and the last run of a block, goes to a scratch memory of two rows per block, and `_join_kernel` adds the parts of
-a cell up in their order. So a cell of thousands of points costs no more than many small ones, and the bits are the same
-on every run. The backward needs no order: a pixel looks up the cell of each of its depths.
+A block sums the runs of equal cells in it. A run that lies within one block is a finished cell. Other sums, those of
+the first and the last run of a block at most, go to a scratch of two rows per block, and `_join_kernel` adds up the
+parts of a cell in their order. So a cell of thousands of points costs no more than many small ones, and the bits are
+the same on every run. The backward needs no order: a pixel looks up the cell of each of its depths.
 
 Rows are read in two tiles, whose widths are the highest power of two in the number of channels and one that covers the
 rest: 80 channels are 64 and 16, with no lane idle.
@@ -20,7 +20,7 @@ POINTS = 128  # per block
 STEP = 16  # points at a time
 PIXELS = 8  # per program of the backward
 ROWS = _gpu.block(32, interpreted=512)  # per program where rows are only moved
-WIDEST = 256
+MAX_WIDTH = 256
 
 
 def bev_pool_index(cells, num_cells):
@@ -42,12 +42,12 @@ def bev_pool_forward(features, depth, cells, order, starts):
     blocks = _gpu.cdiv(points, POINTS)
     real = torch.float64 if features.dtype == torch.float64 else torch.float32
     parts = torch.empty((blocks, 2, channels), dtype=real, device=features.device)
-    first, second, across = _widths(channels)
-    _pool_kernel[(blocks, across)](
+    first, second, channel_programs = _widths(channels)
+    _pool_kernel[(blocks, channel_programs)](
         features, weights, cells, order, starts, parts, out, points, num_cells, channels, depths, pixels,
         WEIGHTED=depth is not None, POINTS=POINTS, STEP=STEP, FIRST=first, SECOND=second, num_warps=2,
     )  # fmt: skip
-    _join_kernel[(blocks, across)](
+    _join_kernel[(blocks, channel_programs)](
         cells, order, starts, parts, out, points, num_cells, channels,
         POINTS=POINTS, FIRST=first, SECOND=second, num_warps=1,
     )  # fmt: skip
@@ -61,22 +61,23 @@ def bev_pool_backward(grad, features, depth, cells):
     grad, features, cells = grad.contiguous(), features.contiguous(), cells.contiguous()
     if depth is None:
         if grad_features.numel():
-            width = min(_gpu.next_power_of_2(channels), WIDEST)
-            across = _gpu.cdiv(channels, width)
-            _gather_kernel[(_gpu.cdiv(rows, ROWS) * across,)](
-                grad, cells, grad_features, rows, num_cells, channels, across, ROWS=ROWS, WIDTH=width, num_warps=4
-            )
+            width = min(_gpu.next_power_of_2(channels), MAX_WIDTH)
+            channel_programs = _gpu.cdiv(channels, width)
+            _gather_kernel[(_gpu.cdiv(rows, ROWS) * channel_programs,)](
+                grad, cells, grad_features, rows, num_cells, channels, channel_programs,
+                ROWS=ROWS, WIDTH=width, num_warps=4,
+            )  # fmt: skip
         return grad_features, grad_depth
     if depth.numel() == 0:  # no points
         return grad_features.zero_(), grad_depth
     weights, depths, pixels = _weights(features, depth)
-    first, second, across = _widths(channels)
-    if across > 1:
+    first, second, channel_programs = _widths(channels)
+    if channel_programs > 1:
         # The products of a point are summed over all its channels, which one program must see.
-        first, second, across = _gpu.next_power_of_2(channels), 0, 1
+        first, second, channel_programs = _gpu.next_power_of_2(channels), 0, 1
     _give_back_kernel[(_gpu.cdiv(rows, PIXELS),)](
         grad, features, weights, cells, grad_features, grad_depth, rows, num_cells, channels, depths, pixels,
-        PIXELS=PIXELS, FIRST=first, SECOND=second, num_warps=2 if channels <= WIDEST else 8,
+        PIXELS=PIXELS, FIRST=first, SECOND=second, num_warps=2 if channels <= MAX_WIDTH else 8,
     )  # fmt: skip
     return grad_features, grad_depth
 
@@ -86,10 +87,10 @@ def _weights(features, depth):
 
 
 def _widths(channels):
-    """-> the widths of the two tiles of a program, 0 for none, and programs across all channels."""
+    """-> the widths of the two tiles of a program, 0 for none, and the programs that cover all channels."""
     first = 1 << (max(channels, 1).bit_length() - 1)
-    if first > WIDEST:
-        return WIDEST, 0, _gpu.cdiv(channels, WIDEST)
+    if first > MAX_WIDTH:
+        return MAX_WIDTH, 0, _gpu.cdiv(channels, MAX_WIDTH)
     return first, 0 if channels <= first else _gpu.next_power_of_2(channels - first), 1
 
 
@@ -100,7 +101,7 @@ def _store_row(base, row, channel, channels, value):
 
 @triton.jit
 def _cell_at(cells, order, j, points, num_cells):
-    """The cell of the point at place j of the order, and whether there is one; 0 if not."""
+    """The cell of the j-th point of the order, and whether it has one; 0 if not."""
     point = tl.load(order + j)
     known = (point >= 0) & (point < points)
     cell = tl.load(cells + tl.where(known, point, 0))
@@ -124,7 +125,7 @@ def _pool_kernel(
         cell, known = _cell_at(cells, order, j, points, num_cells)
         run_begin = tl.load(starts + cell)
         run_end = tl.load(starts + cell + 1)
-        # An index that was not made of these cells may say anything: then go on by one point and store nothing.
+        # An index that was not made from these cells may hold anything: then advance by one point and store nothing.
         known = known & (run_begin <= j) & (run_end > j)
         stop = tl.where(known, tl.minimum(run_end, end), j + 1)
         total = tl.zeros([STEP, FIRST], REAL)
@@ -167,7 +168,7 @@ def _pool_kernel(
 
 @triton.jit
 def _add_parts(parts, out, cell, block, last, channel, channels):
-    """The part that a cell has at the end of its first block, then those at the beginnings of the blocks behind."""
+    """Add the part of a cell at the end of its first block, then those at the beginning of the following blocks."""
     inside = channel < channels
     total = tl.load(parts + (block.to(tl.int64) * 2 + 1) * channels + channel, mask=inside, other=0.0)
     for b in range(block + 1, last + 1):
@@ -180,7 +181,7 @@ def _join_kernel(
     cells, order, starts, parts, out, points, num_cells, channels,
     POINTS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """A cell whose points begin in this block and go on in the next, if there is one: that of the last point."""
+    """The cell whose points begin in this block and continue in the next, if any: that of the last point."""
     block = tl.program_id(0)
     end = (block + 1) * POINTS
     if end < tl.minimum(points, tl.load(starts + num_cells)):
@@ -197,10 +198,10 @@ def _join_kernel(
 
 @_gpu.kernel(specialize=("channels",))
 def _gather_kernel(
-    grad, cells, grad_features, rows, num_cells, channels, across, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    grad, cells, grad_features, rows, num_cells, channels, channel_programs, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    channel = (tl.program_id(0) % across) * WIDTH + tl.arange(0, WIDTH)
+    row = (tl.program_id(0) // channel_programs) * ROWS + tl.arange(0, ROWS)
+    channel = (tl.program_id(0) % channel_programs) * WIDTH + tl.arange(0, WIDTH)
     cell = tl.load(cells + row, mask=row < rows, other=-1)
     inside = ((cell >= 0) & (cell < num_cells))[:, None] & (channel < channels)[None, :]
     value = tl.load(grad + cell.to(tl.int64)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
@@ -229,19 +230,19 @@ def _give_back_kernel(
     if SECOND:
         value_rest = _rows(features, row, exists, rest, channels, REAL)
         total_rest = tl.zeros([PIXELS, SECOND], REAL)
-    # the first point of each pixel; the next depth is `pixels` further on
+    # the first point of each pixel; that of the next depth is `pixels` later
     point = (row // pixels).to(tl.int64) * depths * pixels + row % pixels
     for _ in range(depths):
         cell = tl.load(cells + point, mask=exists, other=-1)
-        valid = (cell >= 0) & (cell < num_cells)  # a point of no cell takes no part, finite or not
+        valid = (cell >= 0) & (cell < num_cells)  # a point of no cell counts for nothing, finite or not
         weight = tl.load(weights + point, mask=valid, other=0.0).to(REAL)[:, None]
-        above = _rows(grad, cell, valid, channel, channels, REAL)
-        total += weight * above
-        product = tl.sum(value * above, 1)
+        upstream = _rows(grad, cell, valid, channel, channels, REAL)
+        total += weight * upstream
+        product = tl.sum(value * upstream, 1)
         if SECOND:
-            above = _rows(grad, cell, valid, rest, channels, REAL)
-            total_rest += weight * above
-            product += tl.sum(value_rest * above, 1)
+            upstream = _rows(grad, cell, valid, rest, channels, REAL)
+            total_rest += weight * upstream
+            product += tl.sum(value_rest * upstream, 1)
         product = tl.where(valid, product, 0.0)
         tl.store(grad_weights + point, product.to(grad_weights.dtype.element_ty), mask=exists)
         point += pixels

@@ -30,7 +30,7 @@ def bev_pool_forward(
 ) -> Tensor:
     """features [R, C], depth [N, D, S] or None, order [P], starts [num_cells + 1] -> [num_cells, C].
 
-    `cells` is read by the backward alone.
+    `cells` is read by the backward only.
     """
     if features.device.type == "cpu" or _check.strict():
         check_index(order, starts)
@@ -57,17 +57,17 @@ def bev_pool_backward(
 ) -> tuple[Tensor, Tensor]:
     """grad [num_cells, C] -> the gradients of features [R, C] and of depth [N, D, S], or [0] where there is none."""
     valid = (cells >= 0) & (cells < len(grad))
-    above = grad.new_zeros((len(cells), grad.shape[1]))
-    above[valid] = grad[cells[valid].long()]
+    upstream = grad.new_zeros((len(cells), grad.shape[1]))
+    upstream[valid] = grad[cells[valid].long()]
     if depth is None:
-        return above, grad.new_zeros(0)
+        return upstream, grad.new_zeros(0)
     images, depths, pixels = depth.shape
     real = compute_dtype(features.dtype)
-    above = above.to(real).view(images, depths, pixels, grad.shape[1])
-    # a point of no cell takes no part, even where its weight or its feature is not finite
+    upstream = upstream.to(real).view(images, depths, pixels, grad.shape[1])
+    # a point of no cell counts for nothing, even where its weight or its feature is not finite
     valid = valid.view(images, depths, pixels, 1)
-    grad_features = torch.where(valid, above * depth[..., None].to(real), 0).sum(1).flatten(0, 1)
-    grad_depth = torch.where(valid, above * features.to(real).view(images, 1, pixels, grad.shape[1]), 0).sum(-1)
+    grad_features = torch.where(valid, upstream * depth[..., None].to(real), 0).sum(1).flatten(0, 1)
+    grad_depth = torch.where(valid, upstream * features.to(real).view(images, 1, pixels, grad.shape[1]), 0).sum(-1)
     return grad_features.to(features.dtype), grad_depth.to(depth.dtype)
 
 

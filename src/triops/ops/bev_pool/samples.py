@@ -72,7 +72,7 @@ def _one_cell(points: int, channels: int) -> _Scene:
 
 
 def _runs(channels: int) -> _Scene:
-    """Cells of 1, 127, 128, 129, 256 and 300 points, so that they end before, at and behind the ends of blocks."""
+    """Cells of 1, 127, 128, 129, 256 and 300 points, so that they end before, at and after the ends of blocks."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor, int]:
         g = torch.Generator().manual_seed(6)
@@ -239,7 +239,7 @@ def _vectorised_index(cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
 
 
 def _vectorised_forward(features: Tensor, depth: Tensor | None, cells: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-    """What one writes in torch: the points of a cell by a scatter, features of all points in memory."""
+    """The plain formulation in torch: the points of a cell by a scatter, features of all points in memory."""
     num_cells = len(starts) - 1
     rows = features
     if depth is not None:
