@@ -12,8 +12,8 @@ from triops.ops.ingroup_inds import reference
 def ingroup_inds(group_inds: Tensor) -> Tensor:
     """The number of elements of the same group that come before each element.
 
-    Window transformers (SST, DSVT, FSD) place the voxels of a window by it. The order is stable, so the answer is one
-    and the same on every backend and every run.
+    Window transformers (SST, DSVT, FSD) place the voxels of a window by it. The order is stable, so the result is
+    the same on every backend and in every run.
 
     Args:
         group_inds: int32 or int64 tensor [N]: the group of each element, any integers in any order. int32 is sorted in

@@ -35,9 +35,9 @@ def _count(groups, lowest, counters, out):
 
 @jit
 def _count_sorted(groups, order, out):
-    place = 0
+    rank = 0
     for k in range(order.shape[0]):
         if k and groups[order[k]] != groups[order[k - 1]]:
-            place = 0
-        out[order[k]] = place
-        place += 1
+            rank = 0
+        out[order[k]] = rank
+        rank += 1

@@ -1,4 +1,4 @@
-"""ingroup_inds on GPU: a stable sort brings the elements of a group together; one kernel numbers the runs.
+"""ingroup_inds on GPU: a stable sort groups the elements; one kernel numbers the runs.
 
 A block of sorted elements finds where its runs begin by a scan. The run it begins with may have begun in an earlier
 block: a binary search finds where.
@@ -35,7 +35,7 @@ def _number_kernel(ascending, order, out, total, BLOCK: tl.constexpr):
     key = tl.load(ascending + i, mask=inside, other=0)
     before = tl.load(ascending + i - 1, mask=inside & (i > 0), other=0)
 
-    # the lowest place of the first key, in [low, high]
+    # the lowest index of the first key, in [low, high]
     wanted = tl.load(ascending + first)
     low, high = tl.cast(0, tl.int32), tl.cast(first, tl.int32)
     while low < high:

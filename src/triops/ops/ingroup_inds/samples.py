@@ -82,7 +82,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _by_unique(group_inds: Tensor) -> Tensor:
-    """What one writes in torch: numbers for the groups, their counts, and a stable sort."""
+    """The plain formulation in torch: numbers for the groups, their counts, and a stable sort."""
     _, group, counts = group_inds.unique(return_inverse=True, return_counts=True)
     order = group.argsort(stable=True)
     begin = counts.cumsum(0) - counts
