@@ -51,7 +51,7 @@ def box_iou_rotated(
 
 
 def boxes_overlap_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, margin: float = 0.0) -> Tensor:
-    """Area that 3D boxes share, seen from above. A box is `(x, y, z, dx, dy, dz, heading)`; z and dz play no part.
+    """Area that 3D boxes share, seen from above. A box is `(x, y, z, dx, dy, dz, heading)`; z and dz are ignored.
 
     Args:
         boxes_a: float tensor [N, 7].

@@ -35,7 +35,7 @@ def _random(rows: int, columns: int, options: _Options = PLAIN, extent: float = 
 
 
 def _scene(rows: int, columns: int, extent: float = 140.0) -> _Make:
-    """Cars and people seen from above, as a detector's anchors or predictions meet the boxes of a scene."""
+    """Cars and people seen from above, as a detector compares its anchors or predictions with the boxes of a scene."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(rows + columns)
@@ -54,12 +54,12 @@ def _scene(rows: int, columns: int, extent: float = 140.0) -> _Make:
 
 def special_boxes() -> Tensor:
     """Equal, touching, nested and crossing rectangles, at multiples of an eighth of a turn; lines and points."""
-    turns = torch.arange(-4, 5) * (math.pi / 4)
+    angles = torch.arange(-4, 5) * (math.pi / 4)
     shapes = torch.tensor(
         [[0.0, 0, 2, 2], [0, 0, 4, 1], [2, 0, 2, 2], [2, 2, 2, 2], [0.5, 0.25, 0.5, 0.5], [0, 0, 0, 2], [0, 0, 0, 0],
          [0, 0, -2, 2], [3, 0, 4, 0.001], [1000, 1000, 2, 2]]
     )  # fmt: skip
-    boxes = torch.cat([shapes.repeat_interleave(len(turns), 0), turns.repeat(len(shapes))[:, None]], 1)
+    boxes = torch.cat([shapes.repeat_interleave(len(angles), 0), angles.repeat(len(shapes))[:, None]], 1)
     return boxes
 
 
@@ -205,7 +205,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 def _clipped_polygons(
     bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float
 ) -> Tensor:
-    """What one writes in torch: all crossings and inner corners, sorted by angle, then the shoelace formula."""
+    """The plain formulation in torch: all crossings and inner corners, sorted by angle, then the shoelace formula."""
     if not aligned:
         bboxes1, bboxes2 = bboxes1[:, None], bboxes2[None]
     bboxes1, bboxes2 = torch.broadcast_tensors(bboxes1, bboxes2)
@@ -231,9 +231,9 @@ def _clipped_polygons(
     first, second = corners(bboxes1), corners(bboxes2)
     edges1, edges2 = first.roll(-1, -2) - first, second.roll(-1, -2) - second
     apart = second[..., None, :, :] - first[..., :, None, :]
-    turn = cross(edges1[..., :, None, :], edges2[..., None, :, :])
-    t = cross(apart, edges2[..., None, :, :]) / turn
-    u = cross(apart, edges1[..., :, None, :]) / turn
+    area = cross(edges1[..., :, None, :], edges2[..., None, :, :])
+    t = cross(apart, edges2[..., None, :, :]) / area
+    u = cross(apart, edges1[..., :, None, :]) / area
     crossing = (t > 0) & (t < 1) & (u > 0) & (u < 1)
     at = first[..., :, None, :] + t.nan_to_num(0, 0, 0)[..., None] * edges1[..., :, None, :]
     points = torch.cat([at.flatten(-3, -2), first, second], -2)
