@@ -21,15 +21,15 @@ def sigmoid_focal_loss(
     weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Focal loss over one sigmoid a class: `-alpha (1 - p)^gamma log(p)` for the class of the target and
+    """Focal loss over one sigmoid per class: `-alpha (1 - p)^gamma log(p)` for the class of the target and
     `-(1 - alpha) p^gamma log(1 - p)` for every other class.
 
     Args:
         input: float tensor [N, C] of scores before the sigmoid. Half types are computed in float32.
         target: int64 [N]: the class of each row. Any number outside of [0, C) means background, no class at all.
-        gamma: how much easy examples count for less; at least 0.
+        gamma: how strongly easy examples are weighted down; at least 0.
         alpha: the weight of the target's class against the others.
-        weight: tensor [C] of the dtype of `input`: a row counts by the weight of its target's class, background by 1.
+        weight: tensor [C] of the dtype of `input`: a row is weighted by its target's class, background by 1.
         reduction: "mean" divides the sum by N, not by N * C; "sum"; "none" gives the loss of every value.
 
     Returns:

@@ -1,7 +1,7 @@
-"""sigmoid_focal_loss on CPU: blocks of values through vector code, with exp and log1p written out for float32.
+"""sigmoid_focal_loss on CPU: blocks of values in vector code, with exp and log1p of its own for float32.
 
-A call of the C library for each value would cost more than everything else; what is below compiles to vector
-instructions. float64, which is for checks, is left to torch, whose functions are vector code already.
+A call of the C library per value would cost more than everything else; these compile to vector instructions. float64,
+which is for checks, is left to torch, whose functions are vectorised already.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ from triops._cpu.memory import as_numpy
 from triops._cpu.threads import run
 from triops.ops.sigmoid_focal_loss import reference
 
-BLOCK = 1024  # values whose intermediate results stay in the first cache
+BLOCK = 1024  # values whose intermediate results stay in the L1 cache
 GRAIN = 32
 
-# float32 constants: a Python float would turn the arithmetic into float64
+# float32 constants: a Python float would make the arithmetic float64
 ZERO, ONE, TWO, LEAST = np.float32(0), np.float32(1), np.float32(2), np.float32(-87.0)
 LOG2_E, LN2_HIGH, LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 E2, E3, E4, E5, E6, E7 = (np.float32(1 / n) for n in (2, 6, 24, 120, 720, 5040))
@@ -116,7 +116,7 @@ def _backward(begin, end, values, target, classes, weights, parameters, grad, ou
     for block in range(begin, end):
         first, last = block * BLOCK, min((block + 1) * BLOCK, values.shape[0])
         _fill(first, last, values, target, classes, weights, parameters, y, scale)
-        part, above = out[first:last], grad[first:last]
+        part, upstream = out[first:last], grad[first:last]
         for i in range(np.uint32(last - first)):
             tail = _exp(-abs(y[i]))
             log_tail = _log1p(tail)
@@ -125,7 +125,7 @@ def _backward(begin, end, values, target, classes, weights, parameters, grad, ou
             q, other = (large, small) if y[i] >= ZERO else (small, large)
             bounded = positive if positive < BOUND else BOUND  # beyond, `other` is 0 and y may be infinite
             slope = _power(gamma, negative - log_tail) * (gamma * other * (bounded + log_tail) + q)
-            part[i] = narrow(widen(above[i]) * scale[i] * slope, part)
+            part[i] = narrow(widen(upstream[i]) * scale[i] * slope, part)
 
 
 @jit

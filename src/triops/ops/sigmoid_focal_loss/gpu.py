@@ -1,4 +1,4 @@
-"""sigmoid_focal_loss on GPU: one pass, one program a block of values whatever the number of classes."""
+"""sigmoid_focal_loss on GPU: one pass, one program per block of values whatever the number of classes."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def _launch(grad, input, target, weight, gamma, alpha):
     rows, classes = input.shape
     if out.numel() == 0:
         return out
-    # the gradient of a sum is one number, seen at every place: strides of 0 read it without spreading it out
+    # the gradient of a sum is one expanded number: strides of 0 read it without a copy
     strides = (0, 0) if grad is None else grad.stride()
     _focal_loss_kernel[(_gpu.cdiv(rows * classes, BLOCK),)](
         input, target, input if weight is None else weight.contiguous(), input if grad is None else grad, out,
@@ -48,7 +48,7 @@ def _focal_loss_kernel(
     flat = begin + tl.arange(0, BLOCK)
     count = rows.to(tl.int64) * classes
     inside, whole = flat < count, begin + BLOCK <= count
-    # row and class, with a division of 64 bits for the block and of 32 for its values
+    # row and class, with a 64-bit division for the block and 32-bit ones for its values
     first = begin // classes
     local = (begin - first * classes).to(tl.int32) + tl.arange(0, BLOCK)
     down = local // classes
@@ -73,10 +73,10 @@ def _focal_loss_kernel(
         softplus = tl.minimum(tl.maximum(y, 0.0), 1000.0) + log_tail  # beyond, `other` is 0 and y may be infinite
         slope = power * (gamma * other * softplus + q)
         if CONTIGUOUS:
-            above = load_run(grad + flat, inside, whole, 0.0)
+            upstream = load_run(grad + flat, inside, whole, 0.0)
         else:
-            above = tl.load(grad + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
-        result = above.to(real) * scale * tl.where(hit, -slope, slope)
+            upstream = tl.load(grad + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
+        result = upstream.to(real) * scale * tl.where(hit, -slope, slope)
     else:
         result = scale * power * (tl.maximum(y, 0.0) + log_tail)
     store_run(out + flat, result.to(out.dtype.element_ty), inside, whole)
@@ -84,7 +84,7 @@ def _focal_loss_kernel(
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for x in [0, 1], exact to the last places for small x too."""
+    """log(1 + x) for x in [0, 1], accurate for small x too."""
     sum = 1.0 + x
     rest = sum - 1.0
     return tl.where(rest == 0, x, tl.log(sum) * (x / tl.where(rest == 0, 1.0, rest)))

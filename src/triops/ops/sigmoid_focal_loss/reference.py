@@ -2,7 +2,7 @@
 
 With y = -x for the class of a row's target and y = x for the other classes, a value's share of the loss is
     balance * sigmoid(y)^gamma * softplus(y),    balance = alpha for the target's class, else 1 - alpha,
-which needs neither the logarithm of a rounded probability nor a case for either side.
+which needs neither the logarithm of a rounded probability nor two cases.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def _power(y: Tensor, gamma: float) -> Tensor:
 
 
 def _softplus(y: Tensor) -> Tensor:
-    """log(1 + e^y); torch's own function of this name gives up places for a threshold."""
+    """log(1 + e^y); torch's own function of this name loses precision beyond a threshold."""
     return -logsigmoid(-y)

@@ -130,7 +130,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _composed(input: Tensor, target: Tensor, weight: Tensor | None, gamma: float, alpha: float) -> Tensor:
-    """What one writes in torch, and what libraries fall back to."""
+    """The plain formulation in torch, which libraries fall back to."""
     classes = input.shape[1]
     inside = (target >= 0) & (target < classes)
     hit = functional.one_hot(torch.where(inside, target, classes), classes + 1)[:, :classes].to(input.dtype)
