@@ -62,7 +62,7 @@ def border_align_forward(input: Tensor, boxes: Tensor, pool_size: int) -> tuple[
 def border_align_backward(
     grad_output: Tensor, boxes: Tensor, argmax: Tensor, input_shape: Sequence[int], pool_size: int
 ) -> Tensor:
-    """Gradient of the input of `border_align`; autograd calls it, and so may you.
+    """Gradient of the input of `border_align`; called by autograd, and public.
 
     Args:
         grad_output: float tensor [N, C, K, 4].

@@ -3,7 +3,7 @@
 Forward: samples along an edge are located once for many channels. Then every vector of channels visits all of them,
 with its maximum and the step of it in registers. A channels_last map is read as it lies. Reading single pixels out of
 NCHW planes would cost several times more, so these are transposed into tiles, each a compact channels-last map of a few
-channels that stays in the second-level cache while all boxes are aligned on it.
+channels that stays in the L2 cache while all boxes are aligned on it.
 
 Backward: a work item sums the gradient of some channels of one edge in a compact tile. In the map itself pixels lie a
 power of two apart and evict each other from the cache.

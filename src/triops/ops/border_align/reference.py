@@ -126,7 +126,7 @@ def empty_outputs(input: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_argmax(argmax: Tensor, pool_size: int) -> None:
-    """IndexError for a step outside 0..pool_size. On a GPU, where looking would synchronise, only when strict."""
+    """IndexError for a step outside 0..pool_size. On a GPU, where reading it would synchronise, only when strict."""
     if (argmax.device.type == "cpu" or _check.strict()) and bool(((argmax < 0) | (argmax > pool_size)).any()):
         refuse_argmax(pool_size)
 
