@@ -75,7 +75,7 @@ def bev_pool_backward(grad, features, depth, cells):
     if channel_programs > 1:
         # The products of a point are summed over all its channels, which one program must see.
         first, second, channel_programs = _gpu.next_power_of_2(channels), 0, 1
-    _give_back_kernel[(_gpu.cdiv(rows, PIXELS),)](
+    _gradients_kernel[(_gpu.cdiv(rows, PIXELS),)](
         grad, features, weights, cells, grad_features, grad_depth, rows, num_cells, channels, depths, pixels,
         PIXELS=PIXELS, FIRST=first, SECOND=second, num_warps=2 if channels <= MAX_WIDTH else 8,
     )  # fmt: skip
@@ -217,7 +217,7 @@ def _rows(base, at, valid, channel, channels, REAL: tl.constexpr):
 
 
 @_gpu.kernel(specialize=("channels",))
-def _give_back_kernel(
+def _gradients_kernel(
     grad, features, weights, cells, grad_features, grad_weights, rows, num_cells, channels, depths, pixels,
     PIXELS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
