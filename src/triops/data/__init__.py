@@ -1,0 +1,1 @@
+"""Data sets on disk: their label files, and jobs over their frames."""
