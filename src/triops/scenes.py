@@ -32,8 +32,19 @@ def lidar_scene(points: int = SEED_POINTS, boxes: int = SEED_BOXES, *, seed: int
     >>> scene.points.shape, scene.boxes.shape
     (torch.Size([1000, 3]), torch.Size([5, 7]))
     """
+    objects = random_boxes(boxes, seed=seed)
+    return Scene(lidar_sweep(objects, points, seed=seed, beams=beams), objects)
+
+
+def lidar_sweep(
+    boxes: Tensor, points: int = SEED_POINTS, *, seed: int = 0, beams: int = 64, nearest_wall: float = 12.0
+) -> Tensor:
+    """What a spinning LiDAR sees of boxes [T, 7] on the ground between walls: float32 [points, 3] in firing order.
+
+    >>> lidar_sweep(random_boxes(5), 1000).shape
+    torch.Size([1000, 3])
+    """
     random = np.random.default_rng(seed)
-    objects = random_boxes(boxes, seed=seed).numpy().astype(np.float64)
     azimuths = max(-(-points // beams), 1)
     azimuth = np.linspace(-np.pi, np.pi, azimuths, endpoint=False)[:, None]
     elevation = np.deg2rad(np.linspace(-24.8, 4.0, beams))[None] + random.normal(0, 2e-4, (azimuths, beams))
@@ -42,16 +53,15 @@ def lidar_scene(points: int = SEED_POINTS, boxes: int = SEED_BOXES, *, seed: int
     distance = np.full((azimuths, beams), 100.0)
     down = sin_e < -1e-4
     distance[down] = np.minimum(distance[down], -SENSOR_HEIGHT / sin_e[down])
-    wall = random.uniform(12, 95, 180)[((azimuth + np.pi) / (2 * np.pi) * 180).astype(int) % 180]
+    wall = random.uniform(nearest_wall, 95, 180)[((azimuth + np.pi) / (2 * np.pi) * 180).astype(int) % 180]
     to_wall = wall / cos_e
     distance = np.where(to_wall * sin_e < 6.0, np.minimum(distance, to_wall), distance)
-    for box in objects:
+    for box in boxes.numpy().astype(np.float64):
         _hit_box(box, azimuth, cos_e, sin_e, distance)
 
     distance += random.normal(0, 0.02, distance.shape)
     xyz = np.stack([distance * cos_e * np.cos(azimuth), distance * cos_e * np.sin(azimuth), distance * sin_e], -1)
-    flat = np.ascontiguousarray(xyz.reshape(-1, 3)[:points].astype(np.float32))
-    return Scene(torch.from_numpy(flat), torch.from_numpy(objects.astype(np.float32)))
+    return torch.from_numpy(np.ascontiguousarray(xyz.reshape(-1, 3)[:points].astype(np.float32)))
 
 
 def random_boxes(count: int, *, seed: int = 0, radius: float = 70.0) -> Tensor:
