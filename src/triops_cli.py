@@ -82,6 +82,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--network", metavar="FILE.py:CALLABLE", help="only the GPU kernels that this call needs; or module:callable"
     )
 
+    evaluation = command("eval", "Evaluate predictions against ground truth: a table, and on request JSON and HTML.")
+    evaluation.add_argument("protocol", choices=["kitti"], help="KITTI: 2D, bird's eye, 3D and orientation, R40, R11")
+    evaluation.add_argument("ground_truth", type=Path, metavar="GT", help="folder of label files, such as label_2")
+    evaluation.add_argument("predictions", type=Path, metavar="PRED", help="folder of label files with scores")
+    evaluation.add_argument(
+        "--classes", nargs="+", metavar="NAME", default=["Car", "Pedestrian", "Cyclist"],
+        help="what to evaluate (default Car Pedestrian Cyclist)",
+    )  # fmt: skip
+    evaluation.add_argument("--split", type=Path, metavar="FILE", help="only the frames named here, such as val.txt")
+    evaluation.add_argument("--device", help=BEST_DEVICE)
+    evaluation.add_argument("--strict", action="store_true", help="stop at the first frame with anything wrong")
+    evaluation.add_argument("--json", type=Path, metavar="FILE", help="write figures and curves here")
+    evaluation.add_argument("--html", type=Path, metavar="FILE", help="write tables and plots here, as one file")
+
     command("activate", "From now on programs find mmcv._ext, spconv and others in triops, where not installed.")
     command("deactivate", "Undo `triops activate`.")
     return parser

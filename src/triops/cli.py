@@ -225,6 +225,12 @@ def demo(options: Namespace) -> int:
     return _status(report)
 
 
+def evaluate(options: Namespace) -> int:
+    from triops.evaluate import command as evaluation
+
+    return evaluation.run(options, _progress)
+
+
 def _draw_picture(device: str, path: Path) -> None:
     scene = scenes.lidar_scene()
     with _progress("points_in_boxes"):
@@ -253,5 +259,5 @@ def _compile_together() -> None:
 
 COMMANDS = {
     "info": info, "demo": demo, "check": check, "replay": replay, "bench": bench, "warmup": warmup,
-    "activate": activate, "deactivate": deactivate,
+    "activate": activate, "deactivate": deactivate, "eval": evaluate,
 }  # fmt: skip

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 # The two functions in it ask for the current CUDA device before they look at their tensors.
 CUDA_ONLY = "mmcv.ops.points_in_boxes"
 
+# Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
+# files that every installation has, so ours is found first where it was asked for.
+REPLACED = {
+    "mmdet3d.evaluation.functional.kitti_utils.rotate_iou": "mmdet3d",
+    "mmdet3d.core.evaluation.kitti_utils.rotate_iou": "mmdet3d",
+    "pcdet.datasets.kitti.kitti_object_eval_python.rotate_iou": "pcdet",
+    "pcdet.datasets.once.once_eval.iou_utils": "pcdet",
+}
+
 # Packages supplied as a whole, and the package of triops that holds their names, submodule by submodule.
 PACKAGES = {
     "spconv": "triops.spconv",
@@ -25,12 +34,14 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "pcdet", "bevfusion", "pointops", "ms_deform_attn", *PACKAGES)
+LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "ms_deform_attn", *PACKAGES)
 
 
 def extension_library(fullname: str) -> "str | None":
     """The library that an extension module belongs to; the module of that name in `triops.compat` makes it."""
     package, _, leaf = fullname.rpartition(".")
+    if fullname in REPLACED:
+        return REPLACED[fullname]
     if fullname == "mmcv._ext":
         return "mmcv"
     if package.startswith("pcdet.ops.") and leaf.endswith(("_cuda", "_ext")):
@@ -111,11 +122,17 @@ class WrapperLoader(SourceFileLoader):
 
 
 class WrapperFinder:
-    """Stands first in `sys.meta_path`: has the wrappers replaced as soon as their module is executed."""
+    """Stands first in `sys.meta_path`: supplies the replaced modules, and has the wrappers of mmcv replaced as soon as
+    their module is executed."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
+        if fullname in REPLACED:
+            finder = installed()
+            loader: Any = ExtensionLoader()
+            asked = finder is not None and REPLACED[fullname] in finder.libraries
+            return ModuleSpec(fullname, loader, origin="triops") if asked else None
         if fullname != CUDA_ONLY:
             return None
         spec = PathFinder.find_spec(fullname, path, target)

@@ -1,6 +1,7 @@
 """OpenPCDet's `roiaware_pool3d_utils` and `iou3d_nms_utils` over triops, and its extension modules without a compiler.
 
-Importing this module supplies the extension modules under `pcdet.ops`, unless compiled ones are there.
+Importing this module supplies the extension modules under `pcdet.ops`, unless compiled ones are there, and in place of
+kernels in `numba.cuda` the overlaps that the evaluations of KITTI and ONCE ask for.
 Boxes are `(x, y, z, dx, dy, dz, heading)` with z at the centre.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import triops
-from triops.compat import _bev, _finder
+from triops.compat import _bev, _finder, _rotate_iou
 from triops.compat._extension import Extension
 from triops.compat._mmcv_boxes import falling
 from triops.ops.nms.reference import by_score
@@ -241,6 +242,8 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "bev_pool_ext": _bev.FUNCTIONS,
     "ingroup_inds_cuda": {"forward": _ingroup_inds},
+    "rotate_iou": _rotate_iou.FUNCTIONS,  # of the evaluations of KITTI and of ONCE
+    "iou_utils": _rotate_iou.FUNCTIONS,
 }
 
 
