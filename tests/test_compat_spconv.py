@@ -22,7 +22,7 @@ import triops.spconv.cumm.tensorview as tv
 import triops.spconv.pytorch as spconv
 from triops.compat import _finder, _startup
 from triops.nn import Activation
-from triops.spconv import constants, utils
+from triops.spconv import constants, test_utils, utils
 from triops.spconv.pytorch import functional, ops
 from triops.spconv.pytorch.core import expand_nd, scatter_nd
 from triops.spconv.pytorch.hash import HashTable
@@ -71,7 +71,8 @@ def test_every_module_that_programs_import_is_there_and_says_whose_it_is(clean):
         "spconv", "spconv.constants", "spconv.core", "spconv.utils", "spconv.tools", "spconv.pytorch",
         "spconv.pytorch.conv", "spconv.pytorch.core", "spconv.pytorch.functional", "spconv.pytorch.hash",
         "spconv.pytorch.identity", "spconv.pytorch.modules", "spconv.pytorch.ops", "spconv.pytorch.pool",
-        "spconv.pytorch.tables", "spconv.pytorch.utils", "cumm", "cumm.tensorview", "cumm.tensorview.gemm",
+        "spconv.pytorch.tables", "spconv.pytorch.utils", "spconv.test_utils", "cumm", "cumm.tensorview",
+        "cumm.tensorview.gemm",
     ):  # fmt: skip
         module = importlib.import_module(name)
         assert repr(module) == f"<module '{name}' (triops)>"
@@ -422,6 +423,29 @@ def test_small_helpers():
     assert (rows[1, :2].tolist(), counts.tolist()) == ([0, 2], [1, 2])
     twice = spconv.SparseConvTensor(torch.arange(3.0)[:, None], torch.tensor([[0, 2], [0, 1], [0, 2]]).int(), [4], 1)
     assert RemoveDuplicate()(twice).features.tolist() == [[0], [1]]
+
+
+def test_random_sparse_data_are_sites_of_a_dense_array():
+    np.random.seed(0)
+    made = test_utils.generate_sparse_data([4, 6], [5, 3], 2, shape_scale=2)
+    *site, element = made["indices"].T
+    assert made["indices"].dtype == np.int32
+    assert np.bincount(element).tolist() == [5, 3]
+    assert len(np.unique(made["indices"], axis=0)) == 8
+    assert not (made["indices"][:, :2] % 2).any()
+    assert made["features_dense"].shape == (2, 2, 4, 6)
+    np.testing.assert_array_equal(made["features_dense"][element, :, site[0], site[1]], made["features"])
+    assert np.count_nonzero(made["features_dense"]) == 16
+
+
+@pytest.mark.parametrize(("left", "right"), [([1.0], [1.1]), ([1.0, 1.0], [1.0]), ({"a": 1}, {"b": 1}), (1, [1])])
+def test_comparisons_of_arrays_see_values_shapes_and_keys(left, right):
+    case = test_utils.TestCase()
+    case.assertAllClose(left, left)
+    with pytest.raises(AssertionError):
+        case.assertAllClose(left, right)
+    with pytest.raises(AssertionError):
+        case.assertAllEqual(left, right)
 
 
 def test_tables_know_the_grid_of_their_inputs():
