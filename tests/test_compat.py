@@ -136,6 +136,17 @@ def test_a_compiled_extension_module_wins_and_keeps_its_wrappers(libraries):
         ops.points_in_boxes_part(POINTS[None], BOX[None])
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["pcdet.ops.iou3d_nms.iou3d_nms_cuda", "pcdet.ops.bev_pool.bev_pool_ext", "projects.ops.voxel.voxel_layer"],
+)
+def test_a_compiled_module_of_openpcdet_or_bevfusion_wins(libraries, module):
+    compiled = libraries / f"{module.replace('.', '/')}.py"
+    write(libraries, {str(compiled): "dynamic_voxelize = hard_voxelize = None"})
+    _finder.install(*_finder.LIBRARIES)
+    assert importlib.import_module(module).__file__ == str(compiled)
+
+
 def test_a_finder_that_came_later_wins_too(libraries):
     _finder.install("mmcv")
     spec = importlib.machinery.ModuleSpec("mmcv._ext", _finder.ExtensionLoader(), origin="somebody else")
@@ -205,6 +216,17 @@ def test_info_says_whose_extension_module_is_in_use(libraries):
     write(libraries, {"mmcv/_ext.py": COMPILED})
     importlib.invalidate_caches()
     assert f"mmcv._ext: mmcv's own, {libraries / 'mmcv/_ext.py'}" in _startup.status()
+
+
+def test_info_says_whose_extension_modules_openpcdet_gets(libraries):
+    module, file = "pcdet.ops.iou3d_nms.iou3d_nms_cuda", libraries / "pcdet/ops/iou3d_nms/iou3d_nms_cuda.py"
+    assert f"{module}: none. Remedy: `import triops.compat.pcdet` before it, or `triops activate`" in _startup.status()
+    _finder.install("pcdet")
+    assert f"{module}: of triops" in _startup.status()
+    write(libraries, {str(file): ""})
+    importlib.invalidate_caches()
+    assert f"{module}: pcdet's own, {file}" in _startup.status()
+    assert "pcdet" not in sys.modules
 
 
 # the extension module of mmcv

@@ -11,6 +11,7 @@ from pathlib import Path
 from triops.compat import _finder
 
 FILE = "triops_compat.pth"
+EXTENSIONS = ("mmcv._ext", "pcdet.ops.iou3d_nms.iou3d_nms_cuda")  # each stands for all of its library
 
 # One line that Python runs at start, with modules that are loaded by then; compiled once, as any import. In a virtual
 # environment some versions of Python run it twice, and there must be one finder. Where triops has been removed or moved
@@ -59,12 +60,7 @@ def status() -> list[str]:
         f"supplied in this process: {here}",
         f"supplied at every start (`triops activate`): {'yes' if startup_file().is_file() else 'no'}",
     ]
-    mmcv = _found_elsewhere("mmcv")
-    if mmcv is None:
-        lines.append("mmcv._ext: mmcv is not installed")
-    else:
-        own = _found_elsewhere("mmcv._ext", mmcv.submodule_search_locations)
-        lines.append(f"mmcv._ext: {_owner('mmcv', own)}")
+    lines += [f"{module}: {_extension_owner(module)}" for module in EXTENSIONS]
     packages = [name for name in _finder.PACKAGES if name != "cumm"]  # which comes and goes with spconv
     return [*lines, *(f"{name}: {_owner(name, _found_elsewhere(name))}" for name in packages)]
 
@@ -77,6 +73,15 @@ def _found_elsewhere(name: str, path: Sequence[str] | None = None) -> ModuleSpec
             if spec is not None:
                 return spec
     return None
+
+
+def _extension_owner(module: str) -> str:
+    library, *folders, _ = module.split(".")
+    package = _found_elsewhere(library)
+    if package is None:
+        return f"{library} is not installed"
+    places = [str(Path(place, *folders)) for place in package.submodule_search_locations or ()]
+    return _owner(library, _found_elsewhere(module, places))
 
 
 def _owner(library: str, own: ModuleSpec | None) -> str:
