@@ -96,9 +96,44 @@ def build_parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--json", type=Path, metavar="FILE", help="write figures and curves here")
     evaluation.add_argument("--html", type=Path, metavar="FILE", help="write tables and plots here, as one file")
 
+    gtdb = command(
+        "gtdb", "The ground-truth database of a data set, for mmdetection3d or OpenPCDet; or its frames as Parquet."
+    )
+    _add_dataset_job(gtdb, ("mmdet3d", "pcdet", "parquet"), "layout of the output (default mmdet3d)")
+
+    label = command("label", "The box and the class of every point of a data set.")
+    _add_dataset_job(label, ("label", "parquet"), "format of the labels (default label: SemanticKITTI's)")
+
+    synth = command("synth", "A synthetic data set in KITTI's layout.")
+    synth.add_argument("out", type=Path, metavar="OUT", help="folder to write to")
+    synth.add_argument("--frames", type=int, default=10, help="default 10")
+    synth.add_argument("--points", type=int, default=120_000, help="per frame (default 120000)")
+    synth.add_argument("--boxes", type=int, default=20, help="objects per frame (default 20)")
+    synth.add_argument("--seed", type=int, default=0, help="other random numbers")
+    synth.add_argument("--predictions", action="store_true", help="also detections with errors, in predictions/")
+
     command("activate", "From now on programs find mmcv._ext, spconv and others in triops, where not installed.")
     command("deactivate", "Undo `triops activate`.")
     return parser
+
+
+def _add_dataset_job(parser: argparse.ArgumentParser, formats: Sequence[str], help: str) -> None:
+    parser.add_argument(
+        "source", nargs="+", metavar="SOURCE", help="KITTI's folder, mmdetection3d's *_infos_*.pkl, or Parquet frames"
+    )
+    parser.add_argument("--out", help="folder or URL to write to; the data set's own by default")
+    parser.add_argument("--to", choices=formats, default=formats[0], help=help)
+    parser.add_argument("--classes", metavar="A,B", help="only these classes")
+    parser.add_argument("--split", default="train", help="of KITTI's ImageSets (default train)")
+    parser.add_argument("--root", help="folder that the paths of an info file start from; its own by default")
+    parser.add_argument("--points", metavar="DIR", help="folder of the points below the root")
+    parser.add_argument("--sweeps", type=int, help="earlier sweeps per frame; 10 for nuScenes, else none by default")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    parser.add_argument("--address", help="of the Ray cluster; none starts one on this machine")
+    parser.add_argument("--workers", type=int, default=0, help="frames at a time; as many as cores by default")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="do part I of N of the frames")
+    parser.add_argument("--strict", action="store_true", help="stop at the first bad frame")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write what was done as JSON")
 
 
 def _add_operators(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,7 @@ print(status, *sorted({"torch", "numpy", "numba", "triton", "triops"} & set(sys.
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["gtdb", "--help"], ["--version"], []])
 def test_help_and_version_import_neither_torch_nor_the_package(arguments: list[str]) -> None:
     bare = int(python("-c", "import sys; print(len(sys.modules))").stdout)
     done = python("-c", LIGHT, *arguments)

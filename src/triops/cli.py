@@ -25,6 +25,7 @@ from triops._terminal import Progress, styled, table, wrapped
 from triops.acceptance import command
 from triops.acceptance.report import headline
 from triops.acceptance.results import Report, show_time
+from triops.data import command as dataset
 from triops_cli import main as main
 
 STYLES = {"right": "green", "yes": "green", "WRONG": "red", "WORSE": "red", "NO": "red"}
@@ -259,5 +260,6 @@ def _compile_together() -> None:
 
 COMMANDS = {
     "info": info, "demo": demo, "check": check, "replay": replay, "bench": bench, "warmup": warmup,
-    "activate": activate, "deactivate": deactivate, "eval": evaluate,
+    "activate": activate, "deactivate": deactivate, "eval": evaluate, "gtdb": dataset.gtdb, "label": dataset.label,
+    "synth": dataset.synth,
 }  # fmt: skip

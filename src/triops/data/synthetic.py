@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triops.data.kitti import CLASSES, difficulty
 from triops.data.kitti_calibration import Calibration, format_calibration, to_camera, to_lidar, wrap
-from triops.data.kitti_labels import Labels, write_labels
+from triops.data.kitti_labels import Labels, read_labels, write_labels
+from triops.data.pickles import dump_pickle
 from triops.scenes import SENSOR_HEIGHT, lidar_sweep
 
 Floats = npt.NDArray[np.float64]
@@ -227,3 +229,39 @@ def predictions(labels: Labels, noise: Noise | None = None, *, seed: int = 0) ->
     return Labels(
         names, unknown, unknown.astype(np.int64), alpha, clipped, dimensions, location, rotation, score.clip(0, 1)
     )
+
+
+def write_infos(root: str | Path) -> Path:
+    """Write `kitti_infos_train.pkl`, mmdetection3d's info file, for a data set of `write_kitti`; returns its path."""
+    root = Path(root)
+    to_rectified = CALIBRATION.lidar_to_rectified()
+    entries = []
+    for position, key in enumerate((root / "ImageSets" / "train.txt").read_text().split()):
+        labels = read_labels(root / "training" / "label_2" / f"{key}.txt")
+        levels = difficulty(labels)
+        instances = [
+            {
+                "bbox": labels.bbox[i].tolist(),
+                "bbox_3d": [*labels.location[i].tolist(), *labels.dimensions[i].tolist(), float(labels.rotation_y[i])],
+                "bbox_label": CLASSES.index(name) if name in CLASSES else -1,
+                "bbox_label_3d": CLASSES.index(name) if name in CLASSES else -1,
+                "difficulty": int(levels[i]),
+                "truncated": float(labels.truncated[i]),
+                "occluded": int(labels.occluded[i]),
+                "alpha": float(labels.alpha[i]),
+            }
+            for i, name in enumerate(map(str, labels.name))
+        ]
+        image = {
+            "img_path": f"{key}.png", "width": IMAGE[0], "height": IMAGE[1], "lidar2cam": to_rectified.tolist(),
+            "cam2img": np.vstack([CALIBRATION.projection, [0, 0, 0, 1]]).tolist(),
+        }  # fmt: skip
+        entries.append({
+            "sample_idx": position, "images": {"CAM2": image}, "instances": instances,
+            "lidar_points": {"num_pts_feats": 4, "lidar_path": f"{key}.bin"},
+        })  # fmt: skip
+    categories = {**{name: label for label, name in enumerate(CLASSES)}, "DontCare": -1}
+    metainfo = {"categories": categories, "dataset": "kitti", "info_version": "1.1"}
+    path = root / "kitti_infos_train.pkl"
+    path.write_bytes(dump_pickle({"metainfo": metainfo, "data_list": entries}))
+    return path

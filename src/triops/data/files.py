@@ -1,0 +1,157 @@
+"""Files on a disk or at any fsspec URL: read whole, listed, and written whole or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from pathlib import PurePosixPath
+from typing import Any
+
+# Stores in which an object appears when all of it is there: a temporary name would only cost a copy.
+_WHOLE_OR_NOTHING = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"}
+
+# A temporary name is unique among processes (forked ones too) and machines; a name from the system each time is slower.
+_PROCESS = uuid.uuid4().hex
+_numbers = itertools.count()
+
+Data = bytes | bytearray | memoryview
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec has to open it.
+
+    >>> is_url("s3://bucket/kitti"), is_url("/data/kitti")
+    (True, False)
+    """
+    return "://" in path
+
+
+def join(folder: str, *names: str) -> str:
+    """The path of something in a folder. An absolute path or a URL stays what it is."""
+    for name in names:
+        if is_url(name) or (not is_url(folder) and os.path.isabs(name)):
+            folder = name
+        elif name:
+            folder = f"{folder.rstrip('/')}/{name}" if folder else name
+    return folder
+
+
+def folder_of(path: str) -> str:
+    """The folder that a file is in.
+
+    >>> folder_of("s3://bucket/kitti/kitti_infos_train.pkl")
+    's3://bucket/kitti'
+    """
+    if is_url(path):
+        protocol, _, rest = path.partition("://")
+        return f"{protocol}://{PurePosixPath(rest).parent}"
+    return os.path.dirname(path)
+
+
+def read(path: str) -> bytes:
+    """All of a file."""
+    if is_url(path):
+        system, inside = _system(path)
+        return bytes(system.cat_file(inside))
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def exists(path: str) -> bool:
+    if is_url(path):
+        system, inside = _system(path)
+        return bool(system.exists(inside))
+    return os.path.exists(path)
+
+
+def is_folder(path: str) -> bool:
+    if is_url(path):
+        system, inside = _system(path)
+        return bool(system.isdir(inside))
+    return os.path.isdir(path)
+
+
+def names(folder: str) -> set[str]:
+    """Names of the files in a folder; none where it is missing."""
+    if is_url(folder):
+        system, inside = _system(folder)
+        system.invalidate_cache()
+        found = system.ls(inside, detail=False) if system.isdir(inside) else []
+        return {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found}
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def make_folder(folder: str) -> None:
+    if is_url(folder):
+        system, inside = _system(folder)
+        system.makedirs(inside, exist_ok=True)
+    else:
+        os.makedirs(folder, exist_ok=True)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of files; it may be missing, and others may be removing it too."""
+    for name in names(folder):
+        remove(join(folder, name))
+    if not is_url(folder):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return
+
+
+def remove(path: str) -> None:
+    """Remove a file; it may be missing."""
+    try:
+        if is_url(path):
+            system, inside = _system(path)
+            system.rm_file(inside)
+        else:
+            os.remove(path)
+    except FileNotFoundError:
+        return
+
+
+def write_whole(path: str, data: Data, temporary: str) -> None:
+    """Write a file so that nobody ever sees a part of it: under another name in `temporary`, which is then renamed.
+
+    Args:
+        temporary: an existing folder on the same file system.
+    """
+    if not is_url(path):
+        unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
+        handle = os.open(unique, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            rest = memoryview(data).cast("B")
+            while len(rest):
+                rest = rest[os.write(handle, rest) :]
+        except BaseException:
+            os.close(handle)
+            os.remove(unique)
+            raise
+        os.close(handle)
+        os.replace(unique, path)
+        return
+    system, inside = _system(path)
+    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    if protocols & _WHOLE_OR_NOTHING:
+        system.pipe_file(inside, bytes(data))
+    else:
+        unique = join(_system(temporary)[1], uuid.uuid4().hex)
+        system.pipe_file(unique, bytes(data))
+        system.mv(unique, inside)
+
+
+def _system(path: str) -> tuple[Any, str]:
+    """The file system of a URL, which fsspec keeps per process, and the path inside of it."""
+    import fsspec  # only URLs need it
+
+    try:
+        system, inside = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:  # the protocol's package is missing, or there is no such protocol
+        raise OSError(f"{path}: {error}") from None
+    return system, str(inside)
