@@ -55,7 +55,9 @@ def test_an_empty_file_has_no_objects(text: str) -> None:
         (f"{CAR}\n{CAR.replace('650.00', 'wide')}", None, "f.txt, line 2: right must be a number, got 'wide'"),
         (CAR.replace("20.00", "nan"), None, "f.txt, line 1: z must be finite, got nan"),
         (f"{CAR} -inf", True, "f.txt, line 1: score must be finite, got -inf"),
-        (CAR.replace(" 2 ", " 1.5 "), None, "f.txt, line 1: occluded must be a whole number, got 1.5"),
+        (CAR.replace(" 2 ", " 1.5 "), None, "f.txt, line 1: occluded must be a small whole number, got 1.5"),
+        (CAR.replace(" 2 ", " 1e300 "), None, "f.txt, line 1: occluded must be a small whole number, got 1e300"),
+        (CAR.replace("3.90", "3_9"), None, "f.txt, line 1: length must be a number, got '3_9'"),
     ],
 )
 def test_a_bad_line_is_named(text: str, scored: bool | None, message: str) -> None:
@@ -68,6 +70,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "000001.txt").write_bytes(b"Car \xff\xfe")
     with pytest.raises(LabelError, match=r"000001\.txt: not a text file \(byte 4\)"):
         read_labels(tmp_path / "000001.txt")
+
+
+def test_a_name_may_hold_what_a_number_may_not() -> None:
+    assert parse_labels(CAR.replace("Car", "Person_sitting")).name.tolist() == ["Person_sitting"]
+    assert parse_labels(CAR.replace("Car", "Straßenbahn")).name.tolist() == ["Straßenbahn"]
 
 
 def test_an_annotation_dict_holds_the_same_fields() -> None:
@@ -84,6 +91,8 @@ def test_an_annotation_dict_holds_the_same_fields() -> None:
         ({"location": [[1, 2]]}, r"frame 7: location must have shape \[1, 3\], got \[1, 2\]"),
         ({"location": [[1, 2, np.nan]]}, r"frame 7: location of object 0 must be finite, got \[1.0, 2.0, nan\]"),
         ({"alpha": ["left"]}, "frame 7: alpha must be numbers"),
+        ({"occluded": [0.5]}, r"frame 7: occluded must be small whole numbers, got \[0.5\]"),
+        ({"name": None}, "frame 7: name is missing"),
         ({"score": None}, "frame 7: score is missing"),
     ],
 )

@@ -95,8 +95,10 @@ def parse_labels(text: str, source: str = "labels", scored: bool | None = None) 
         raise LabelError(f"{source}, {_wrong_number(rows)}") from None
     numbers = numbers.reshape(len(filled), columns - 1)
     occluded = numbers[:, 1]
-    if not np.isfinite(numbers).all() or (occluded != np.floor(occluded)).any():
-        raise LabelError(f"{source}, {_wrong_number(rows)}")
+    odd = "_" in text or not text.isascii()  # float() takes "1_0" and digits of other scripts
+    suspect = odd or not np.isfinite(numbers).all() or not _are_levels(occluded)
+    if suspect and (wrong := _wrong_number(rows)):
+        raise LabelError(f"{source}, {wrong}")
     return Labels(
         np.array([row[0] for row in filled], np.str_), numbers[:, 0], occluded.astype(np.int64), numbers[:, 2],
         numbers[:, 3:7], numbers[:, [9, 7, 8]], numbers[:, 10:13], numbers[:, 13],
@@ -118,18 +120,26 @@ def _wrong_count(rows: Sequence[Sequence[str]], wanted: Sequence[int]) -> str:
     raise AssertionError("no line has a wrong number of fields")
 
 
+def _are_levels(occluded: Floats) -> bool:
+    """Whether all are whole numbers, -1 to 3 in KITTI; others may have a few more."""
+    return bool(((occluded == np.floor(occluded)) & (np.abs(occluded) < 100)).all())
+
+
 def _wrong_number(rows: Sequence[Sequence[str]]) -> str:
+    """What is wrong in the first line that has anything wrong; empty where every field is a number."""
     for number, row in enumerate(rows, 1):
         for field, value in zip(FIELDS[1:], row[1:], strict=False):
             try:
-                finite = math.isfinite(float(value))
+                parsed = float(value) if value.isascii() and "_" not in value else None
             except ValueError:
+                parsed = None
+            if parsed is None:
                 return f"line {number}: {field} must be a number, got {value[:40]!r}"
-            if not finite:
+            if not math.isfinite(parsed):
                 return f"line {number}: {field} must be finite, got {value}"
-            if field == "occluded" and not float(value).is_integer():
-                return f"line {number}: occluded must be a whole number, got {value}"
-    raise AssertionError("every field is a number")
+            if field == "occluded" and not _are_levels(np.array(parsed)):
+                return f"line {number}: occluded must be a small whole number, got {value}"
+    return ""
 
 
 def read_labels(path: str | os.PathLike[str], scored: bool | None = None) -> Labels:
@@ -186,7 +196,7 @@ def from_annotation(annotation: Mapping[str, Any], source: str = "annotation", s
     Traceback (most recent call last):
     triops.data.kitti_labels.LabelError: frame 7: alpha is missing
     """
-    if "name" not in annotation:
+    if annotation.get("name") is None:
         raise LabelError(f"{source}: name is missing")
     names = np.asarray(annotation["name"], np.str_).reshape(-1)
     count = len(names)
@@ -211,8 +221,10 @@ def from_annotation(annotation: Mapping[str, Any], source: str = "annotation", s
         return found
 
     score = field("score") if scored or (scored is None and annotation.get("score") is not None) else None
-    alpha, bbox, dimensions = field("alpha"), field("bbox", 4), field("dimensions", 3)
+    alpha, bbox, dimensions, occluded = field("alpha"), field("bbox", 4), field("dimensions", 3), field("occluded")
+    if not _are_levels(occluded):
+        raise LabelError(f"{source}: occluded must be small whole numbers, got {occluded.tolist()}")
     return Labels(
-        names, field("truncated"), field("occluded").astype(np.int64), alpha, bbox, dimensions, field("location", 3),
+        names, field("truncated"), occluded.astype(np.int64), alpha, bbox, dimensions, field("location", 3),
         field("rotation_y"), score,
     )  # fmt: skip

@@ -37,7 +37,9 @@ def candidates(truth: Objects, found: Objects, above: tuple[float, float, float]
     """The pairs whose overlap of each kind is larger than `above`."""
     kept: list[list[tuple[Ints, Ints, Floats]]] = [[] for _ in KINDS]
     for i, j in pairs(truth, found):
-        for kind, (rows, columns, overlap) in enumerate(_overlaps(truth, found, i, j, device)):
+        with np.errstate(over="ignore", invalid="ignore"):  # boxes beyond all measure overlap nothing
+            overlaps = _overlaps(truth, found, i, j, device)
+        for kind, (rows, columns, overlap) in enumerate(overlaps):
             large = overlap > above[kind]
             kept[kind].append((rows[large], columns[large], overlap[large]))
     starts, begin = np.zeros((len(KINDS), len(truth.name) + 1), np.int64), 0
