@@ -84,8 +84,15 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluation = command("eval", "Evaluate predictions against ground truth: a table, and on request JSON and HTML.")
     evaluation.add_argument("protocol", choices=["kitti"], help="KITTI: 2D, bird's eye, 3D and orientation, R40, R11")
-    evaluation.add_argument("ground_truth", type=Path, metavar="GT", help="folder of label files, such as label_2")
-    evaluation.add_argument("predictions", type=Path, metavar="PRED", help="folder of label files with scores")
+    evaluation.add_argument(
+        "ground_truth", type=Path, metavar="GT", help="folder of label files, such as label_2, or an info file"
+    )
+    evaluation.add_argument(
+        "predictions",
+        type=Path,
+        metavar="PRED",
+        help="folder of label files with scores, or a pickle of annotation dicts",
+    )
     evaluation.add_argument(
         "--classes", nargs="+", metavar="NAME", default=["Car", "Pedestrian", "Cyclist"],
         help="what to evaluate (default Car Pedestrian Cyclist)",

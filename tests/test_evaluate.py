@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,47 @@ def test_folders_dicts_and_labels_give_the_same(tmp_path: Path) -> None:
     assert same(read, kitti(*({str(i): f for i, f in enumerate(frames)} for frames in dicts)))
 
 
+def test_pickles_of_both_libraries_give_the_same(tmp_path: Path) -> None:
+    truth, found = crowded_frames(6, seed=3)
+    wanted = kitti(truth, found)
+    labels_of = {name: i for i, name in enumerate(NAMES[:-1])} | {"DontCare": -1}
+
+    def instances(frame: Labels) -> list[dict[str, Any]]:
+        return [
+            {
+                "bbox_label": labels_of[str(frame.name[i])], "bbox": frame.bbox[i].tolist(), "alpha": frame.alpha[i],
+                "truncated": frame.truncated[i], "occluded": int(frame.occluded[i]),
+                "bbox_3d": [*frame.location[i], *frame.dimensions[i], frame.rotation_y[i]],
+            }
+            for i in range(len(frame))
+        ]  # fmt: skip
+
+    def written(name: str, value: Any) -> Path:
+        (tmp_path / name).write_bytes(pickle.dumps(value))
+        return tmp_path / name
+
+    order = [3, 1, 0, 5, 4, 2]
+    infos = [{"point_cloud": {"lidar_idx": f"{i:06}"}, "annos": f.annotation()} for i, f in enumerate(truth)]
+    results = [{"frame_id": f"{i:06}", **found[i].annotation()} for i in order]
+    openpcdet = written("kitti_infos_val.pkl", infos), written("result.pkl", results)
+    assert same(wanted, kitti(*openpcdet))
+    data_list = [{"sample_idx": i, "instances": instances(f)} for i, f in enumerate(truth)]
+    mmdet3d = written("infos.pkl", {"metainfo": {"categories": labels_of}, "data_list": data_list})
+    unnamed = written("pred_instances_3d.pkl", [f.annotation() for f in found])
+    assert same(wanted, kitti(mmdet3d, unnamed))
+    assert same(wanted, kitti(mmdet3d, openpcdet[1]))
+
+    del data_list[1]["instances"], data_list[2]["instances"][0]["bbox_3d"]
+    broken = written("broken.pkl", {"metainfo": {"categories": labels_of}, "data_list": data_list})
+    problems = kitti(broken, openpcdet[1]).problems
+    assert problems[0] == "ground_truth, frame 000001: name is missing; frame left out"
+    assert problems[1] == "ground_truth, frame 000002: dimensions must be numbers; frame left out"
+    with pytest.raises(ValueError, match=r"evil\.pkl: refused: it asks for builtins\.print"):
+        kitti(written("evil.pkl", print), unnamed)
+    with pytest.raises(ValueError, match=r"odd\.pkl: neither an info file nor a list of annotation dicts"):
+        kitti(written("odd.pkl", {"a": 1}), unnamed)
+
+
 def test_names_of_classes_are_compared_without_regard_to_case_and_others_may_be_added() -> None:
     truth = [line("tractor", i) for i in range(40)]
     found = [line("TRACTOR", i, score=0.5, length=6) for i in range(40)]
@@ -356,6 +398,7 @@ def test_the_command_names_bad_frames_at_the_end_and_says_so_in_its_status(
     assert run(truth, found, "--split", tmp_path / "val.txt") == 0
     assert "1 frame evaluated" in capsys.readouterr().out
     assert run(truth, tmp_path / "nowhere") == 2
+    assert run(truth, tmp_path / "nowhere.pkl") == 2
     assert run(truth, found, "--split", tmp_path / "nowhere.txt") == 2
     assert "--split: " in capsys.readouterr().err
 

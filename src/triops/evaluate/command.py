@@ -31,8 +31,10 @@ def run(options: Namespace, progress: Callable[[str], AbstractContextManager[Pro
     except BadFrame as error:
         print(styled(wrapped(f"stopped: {error}"), "red"))
         return 1
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read ({error.strerror})") from None
     _show(result)
     if options.json:
         options.json.write_text(json.dumps(result.as_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")

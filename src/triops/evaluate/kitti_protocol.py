@@ -118,9 +118,9 @@ def kitti(
     """Average precision of predictions by KITTI's protocol, of every class, metric, difficulty and overlap at once.
 
     Args:
-        ground_truth: a folder of label files; or annotation dicts as mmdetection3d and OpenPCDet have them
-            (`name, truncated, occluded, alpha, bbox, dimensions, location, rotation_y`, in the camera's frame), or
-            `Labels`, in a mapping by frame name or in a sequence.
+        ground_truth: a folder of label files; a pickle, such as an info file of mmdetection3d or OpenPCDet; or, in a
+            mapping by frame name or in a sequence, `Labels` or annotation dicts as the two have them: `name, truncated,
+            occluded, alpha, bbox, dimensions, location, rotation_y`, in the camera's frame.
         predictions: the same with scores: of the same names, or a sequence in the same order.
         classes: what to evaluate. Names are compared without regard to case.
         overlaps: strict and loose smallest overlap of further classes, or others for the known ones, which are Car, Van

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triops.data.kitti_labels import Floats, LabelError, Labels, from_annotation, parse_labels, read_labels
+from triops.evaluate.pickled import paired
 
 Frame = Labels | Mapping[str, Any]
 Source = str | os.PathLike[str] | Mapping[str, Frame] | Sequence[Frame]
@@ -62,6 +63,7 @@ def load(
     A frame that cannot be read is left out. One without predictions stays, as one in which nothing was detected: left
     out, it would make the figures better than they are.
     """
+    ground_truth, predictions = paired(ground_truth, predictions)
     truth, found = _opened("ground_truth", ground_truth), _opened("predictions", predictions)
     if _is_list(ground_truth) != _is_list(predictions):
         raise ValueError("ground_truth and predictions must both name their frames (a folder, a mapping), or neither")
