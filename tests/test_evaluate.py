@@ -302,7 +302,9 @@ def test_bad_frames_are_left_out_and_named(tmp_path: Path) -> None:
     truth = {"000000": good[0], "000001": line()[:-5] + "\n", "000002": line(), "000003": line(), "000004": ""}
     found = {"000000": good[1], "000001": "", "000002": line(score=math.nan), "000004": "", "000009": ""}
     a, b = write_frames(tmp_path / "gt", truth), write_frames(tmp_path / "pred", found)
-    result = kitti(a, b)
+    said: list[tuple[str, int]] = []
+    result = kitti(a, b, progress=lambda *step: said.append(step))
+    assert said == [("reading", 6)] * 5 + [("matching", 6)]
     assert result.problems == (
         f"{a / '000001.txt'}, line 1: 14 fields, expected 15, or 16 with a score; frame left out",
         f"{b / '000002.txt'}, line 1: score must be finite, got nan; frame left out",
@@ -355,6 +357,9 @@ def test_frames_without_anything_give_zeros() -> None:
     result = evaluated([], [])
     assert (result.r40[:, :3] == 0).all()
     assert result.frames == 1
+    nothing = kitti([{}], [{}])
+    assert (nothing.r40[:, :3] == 0).all()
+    assert (nothing.frames, nothing.problems) == (0, ("ground_truth, frame 0: name is missing; frame left out",))
 
 
 # The command line

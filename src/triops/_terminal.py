@@ -129,7 +129,8 @@ class Progress:
     def advance(self, what: str, total: int | None = None) -> None:
         self.done, self.what, self.total = self.done + 1, what, total or self.total
         now = time.monotonic()
-        if now - self._shown > (0.1 if self._live else 15):
+        last = self._live and self.done == self.total  # which may take longer than the others
+        if last or now - self._shown > (0.1 if self._live else 15):
             self._shown = now
             self._draw() if self._live else print(self._text(), file=self._stream, flush=True)
 

@@ -157,7 +157,7 @@ def kitti(
     chosen = torch.device(device)
     say = progress or (lambda what, total: None)
     loaded = load(ground_truth, predictions, frames, strict, say)
-    say("matching", len(loaded.frames) + 1)
+    say("matching", loaded.steps)
     truth, found = concatenated(loaded.ground_truth), concatenated(loaded.predictions)
 
     # [C, 4, 2]: AOS goes with the matches of 2D

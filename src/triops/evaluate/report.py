@@ -11,7 +11,7 @@ import numpy as np
 from triops.data.kitti_labels import Floats
 from triops.evaluate.kitti_protocol import DIFFICULTIES, METRICS, OVERLAP_SETS, KittiResult
 
-HEADS = ("", *(f"{d} R{points}" for points in (40, 11) for d in DIFFICULTIES))
+HEADS = ("", *(f"{d} R{points}" for points in (40, 11) for d in ("easy", "mod.", "hard")))
 NUMBERS = HEADS[1:]
 OPTIONAL = HEADS[:3:-1]  # R11, where the terminal is narrow
 SHOWN_PROBLEMS = 20

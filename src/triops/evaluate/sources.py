@@ -47,6 +47,7 @@ class Objects(NamedTuple):
 class Loaded:
     """Frames with ground truth and predictions, and a line for each that has neither or is empty."""
 
+    steps: int  # one per frame asked for, and one for all that follows
     frames: list[str] = field(default_factory=list)
     ground_truth: list[Labels] = field(default_factory=list)
     predictions: list[Labels] = field(default_factory=list)
@@ -69,19 +70,19 @@ def load(
         raise ValueError("ground_truth and predictions must both name their frames (a folder, a mapping), or neither")
     if _is_list(ground_truth) and len(truth) != len(found):
         raise ValueError(f"predictions must have as many frames as ground_truth, {len(truth)}, got {len(found)}")
-    loaded = Loaded()
+    chosen = list(truth) if frames is None else list(dict.fromkeys(frames))
+    if not chosen:
+        raise ValueError("no frames to evaluate")
+    loaded = Loaded(len(chosen) + 1)
 
     def problem(text: str) -> None:
         if strict:
             raise BadFrame(text)
         loaded.problems.append(text)
 
-    chosen = list(truth) if frames is None else list(dict.fromkeys(frames))
-    if not chosen:
-        raise ValueError("no frames to evaluate")
     empty: dict[str, list[str]] = {"ground truth": [], "predictions": []}
     for frame in chosen:
-        progress("reading", len(chosen) + 1)  # and one step for all that follows
+        progress("reading", loaded.steps)
         if frame not in truth:
             problem(f"{frame}: no ground truth; left out")
             continue
