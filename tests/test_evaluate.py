@@ -105,6 +105,13 @@ def test_what_counts_at_each_difficulty(change: dict[str, float], counted: list[
     assert evaluated([line(**change)], []).objects[0].tolist() == counted
 
 
+def test_a_detection_too_low_to_count_is_no_false_positive() -> None:
+    for top, easy in ((120, 97.5 * 40 / 41), (120.1, 97.5)):  # 40 pixels high, and a little less
+        result = evaluated(FORTY, [*FORTY_FOUND, line(index=99, score=0.95, top=top)])
+        assert result.ap("Car", "2D", "easy") == pytest.approx(easy)
+        assert result.ap("Car", "2D", "moderate") == pytest.approx(97.5 * 40 / 41)
+
+
 def test_a_detection_turned_round_has_no_orientation_similarity() -> None:
     turned = [line(index=i, score=0.5, alpha=0.5 - math.pi) for i in range(40)]
     result = evaluated(FORTY, turned)

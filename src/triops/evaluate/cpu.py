@@ -82,7 +82,7 @@ def _match_cell(
                 if taken[d] == t + 2 or scores[d] < threshold:
                     continue
                 if found_state[d] == 0:
-                    if value[p] > best_overlap or best_ignored:
+                    if value[p] > best_overlap:  # which one to be ignored leaves at 0
                         best, best_overlap, best_ignored = d, value[p], False
                 elif best < 0:
                     best, best_ignored = d, True
