@@ -4,8 +4,10 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check --progress-bar on \
 	-c constraints.txt -c tests_networks/constraints.txt
+RAY := .venv-ray/bin/python -m pip install --disable-pip-version-check --progress-bar on \
+	-c constraints.txt -c tests_ray/constraints.txt
 
-.PHONY: demo test test-networks test-versions lint warmup soak sanitize clean
+.PHONY: demo test test-networks test-ray test-versions lint warmup soak sanitize clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -22,6 +24,10 @@ lint: .venv/.test
 test-networks: .venv-networks/.installed
 	.venv-networks/bin/pytest tests_networks
 
+# Jobs on a Ray cluster whose workers and nodes die, in an environment of their own.
+test-ray: .venv-ray/.installed
+	.venv-ray/bin/pytest tests_ray
+
 # Random calls of everything, on the GPU too where there is one: MINUTES=120, CALLS=100000, SEED=1, PROCESSES=4.
 soak: .venv/.test
 	$(BIN)/python -m triops.acceptance.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CALLS),--calls $(CALLS)) \
@@ -37,7 +43,7 @@ test-versions:
 	$(PYTHON) tests_versions/run.py $(VERSIONS)
 
 clean:
-	rm -rf .venv .venv-networks .venv-versions
+	rm -rf .venv .venv-networks .venv-ray .venv-versions
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'
@@ -59,4 +65,10 @@ clean:
 	@echo "Installing into .venv-networks (a few minutes the first time)"
 	$(NETWORKS) -e '.[mmdet3d]' pytest hypothesis rich
 	$(NETWORKS) --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh
+	@touch $@
+
+.venv-ray/.installed: pyproject.toml constraints.txt tests_ray/constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	@echo "Installing into .venv-ray (a few minutes the first time)"
+	$(RAY) -e '.[ray,parquet]' pytest hypothesis
 	@touch $@

@@ -48,7 +48,8 @@ class RayEngine:
             rows = [{"ref": pickle.dumps(ref)} for ref in refs]
             blocks = -(-len(rows) // FRAMES_PER_TASK)
             frames = ray.data.from_items(rows, override_num_blocks=blocks)
-            outcomes = frames.map(_Frame(job), num_cpus=1, max_retries=-1, concurrency=self.workers or None)
+            # Ray Data tries a task that a worker or a node took with it again, as often as it takes.
+            outcomes = frames.map(_Frame(job), num_cpus=1, concurrency=self.workers or None)
             for row in outcomes.iter_rows():
                 yield Outcome(**{**row, "error": row["error"] or None})
         finally:
