@@ -165,6 +165,29 @@ def test_a_triton_kernel_without_a_mask_is_caught() -> None:
             assert bool(guards.damage()) == (not masked)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only Triton's interpreter shows what a kernel reads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8])
+def test_a_triton_kernel_that_reads_what_nobody_wrote_is_caught(dtype: torch.dtype) -> None:
+    triton = pytest.importorskip("triton")
+    tl = triton.language
+
+    @triton.jit
+    def _copy_kernel(scratch, out, written, read, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(scratch + i, i.to(out.dtype.element_ty), mask=i < written)
+        tl.debug_barrier()
+        value = tl.load(scratch + i, mask=i < read, other=0)
+        tl.store(out + i, tl.where(i < written, value, 0))
+
+    for written, read in ((13, 13), (13, 5), (13, 16)):
+        with guarded_memory() as guards:
+            scratch, out = (torch.empty(16, dtype=dtype) for _ in range(2))
+            _copy_kernel[(1,)](scratch, out, written, read, 16)
+            name = f"{str(dtype).removeprefix('torch.')}[16] of torch.empty"
+            expected = [f"{read - written} elements of {name} read before they were written"] if read > written else []
+            assert guards.damage() == expected
+
+
 def test_the_check_of_an_operator_fails_where_its_kernel_writes_beside_a_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,8 +2,9 @@
 
 Inside `guarded_memory()` every buffer that a launcher allocates, by torch or by NumPy, lies between guard bytes, and
 what `empty` returns holds NaN or nonsense; `Guards.place` puts a call's inputs between guard bytes too, at any offset
-from an aligned address. Afterwards `Guards.damage` names what was written outside of a buffer, and what inputs changed;
-an element that nobody wrote shows in the result.
+from an aligned address. Afterwards `Guards.damage` names what was written outside of a buffer, what inputs changed and,
+of Triton kernels in its interpreter, what was read before anybody wrote it; an element that nobody wrote shows in the
+result.
 
     with guarded_memory() as guards:
         out = kernel(*guards.place(args))
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,12 @@ _TORCH_EMPTY = ("empty", "empty_like", "empty_strided")
 _TORCH_FILLED = ("zeros", "zeros_like", "ones", "ones_like", "full", "full_like")
 _TENSOR_EMPTY, _TENSOR_FILLED = ("new_empty",), ("new_zeros", "new_ones", "new_full")
 _NUMPY_EMPTY, _NUMPY_FILLED = ("empty", "empty_like"), ("zeros", "zeros_like", "ones", "full")
+
+# What `empty` returns, by element size: quiet NaNs that no arithmetic makes; integers far beyond every index, with the
+# lowest bit set, as a lone bit of a mask may be all that is looked at.
+_NAN = {2: 0x7FD5, 4: 0x7FD5D5D5, 8: 0x7FFD5D5D5D5D5D5D}
+_INTEGER = {1: 0x55, 2: 0x5555, 4: 0x55555555, 8: 0x5555555555555555}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _M_PERTURB = -6  # of glibc's mallopt
 
@@ -65,11 +73,30 @@ class _Block:
             yield f"{self.name} was changed"
 
 
+class _Empty:
+    """The bytes of a buffer that `empty` returned, on the CPU."""
+
+    def __init__(self, block: _Block) -> None:
+        self.name, self.now = block.name, block.bytes[block.begin : block.end].numpy()
+        self.first, self.before = self.now.ctypes.data, self.now.copy()
+
+    def unwritten(self, addresses: np.ndarray[Any, Any], size: int) -> int:
+        """How many of the elements of `size` bytes at these addresses lie here and are as they were."""
+        at = addresses - np.uint64(self.first)  # beyond the end also if before the begin
+        at = at[at <= len(self.now) - size].astype(np.int64)
+        same = self.now[at] == self.before[at]
+        for i in range(1, size if same.any() else 0):
+            same &= self.now[at + i] == self.before[at + i]
+        return int(same.sum())
+
+
 class Guards:
     """The guarded buffers of one thread."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
+        self._empty: list[_Empty] = []
+        self._unwritten: dict[str, int] = {}  # elements that were read, by buffer
 
     def place(self, values: Sequence[Any], *, offset: int = 0, names: Sequence[str] = ()) -> tuple[Any, ...]:
         """The values, with tensors copied between guard bytes, strides kept; a tensor given twice stays one tensor.
@@ -96,21 +123,30 @@ class Guards:
             should = torch.cat([g for b in blocks for g in (b.front, b.back)])
             whole = torch.equal(are, should)
             found += [d for b in blocks if not whole or b.before is not None for d in b.damage()]
-        return found
+        return found + [f"{n} elements of {name} read before they were written" for name, n in self._unwritten.items()]
+
+    def look_at_reads(self, addresses: np.ndarray[Any, Any], size: int) -> None:
+        """To be called before elements of `size` bytes are read."""
+        if not addresses.size:
+            return
+        lowest, highest = int(addresses.min()), int(addresses.max())
+        for empty in self._empty:
+            if highest < empty.first or lowest >= empty.first + len(empty.now):
+                continue
+            unwritten = empty.unwritten(addresses, size)
+            if unwritten:
+                self._unwritten[empty.name] = self._unwritten.get(empty.name, 0) + unwritten
 
     def adopt(self, value: Any, name: str, poisoned: bool) -> Any:
         """What an allocation returned, as a copy between guard bytes; as it is where that cannot be."""
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "fiub" or not value.flags.c_contiguous:
                 return value
-            tensor = self._guarded(
-                torch.from_numpy(value.reshape(-1).view(np.uint8)), _describe(name, value), 0, value.dtype.kind == "f",
-                filled=not poisoned,
-            )  # fmt: skip
-            array = tensor.numpy().view(value.dtype).reshape(value.shape)
+            flat = torch.from_numpy(value.reshape(-1).view(np.uint8))
+            tensor = self._guarded(flat, _describe(name, value), 0, value.dtype.kind == "f", filled=not poisoned)
             if poisoned:
-                array.fill(_poison(array.dtype.kind, value.dtype.itemsize))
-            return array
+                self._poison_last(value.dtype.kind, value.dtype.itemsize)
+            return tensor.numpy().view(value.dtype).reshape(value.shape)
         if type(value) is not Tensor or value.requires_grad or value.device.type not in ("cpu", "cuda"):
             return value
         if value.device.type == "cpu" and torch.cuda.is_available() and value.is_pinned():
@@ -118,8 +154,16 @@ class Guards:
         tensor = self._guarded(value, _describe(name, value), 0, value.is_floating_point(), filled=not poisoned)
         if poisoned:
             kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
-            tensor.fill_(_poison(kind, value.element_size()))
+            self._poison_last(kind, value.element_size())
         return tensor
+
+    def _poison_last(self, kind: str, size: int) -> None:
+        """Fill the last buffer as `empty` leaves one."""
+        block = self._blocks[-1]
+        inside = block.bytes[block.begin : block.end]
+        inside.view(_BITS[size]).fill_(1 if kind == "b" else (_NAN if kind == "f" else _INTEGER)[size])
+        if kind != "b" and inside.device.type == "cpu" and len(inside):  # of a boolean nobody can tell who wrote it
+            self._empty.append(_Empty(block))
 
     def _guarded(
         self, value: Tensor, name: str, offset: int, floats: bool, *, is_input: bool = False, filled: bool = True
@@ -148,12 +192,6 @@ class Guards:
         """
         number = len(self._blocks)
         return -0x100 + 0xF1 + number % 14 if floats else 0x101 * (0x21 + number % 64)
-
-
-def _poison(kind: str, size: int) -> Any:
-    if kind == "f":
-        return float("nan")
-    return True if kind == "b" else (2 ** (8 * size - 1) - 1) // 3
 
 
 def _describe(name: str, value: Any) -> str:
@@ -211,6 +249,16 @@ def _install() -> None:
     if dispatcher is not None:
         compile = _ORIGINALS[dispatcher, "_compile_for_args"] = dispatcher._compile_for_args
         _PATCHES[dispatcher, "_compile_for_args"] = _with_numpy_as_it_is(compile)
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+        launch = _ORIGINALS[executor, "__call__"] = executor.__call__
+        _PATCHES[executor, "__call__"] = _launching(launch)
+        for name, pointers, mask in (
+            ("create_masked_load", 0, 1), ("create_atomic_rmw", 1, 3), ("create_atomic_cas", 0, None)
+        ):  # fmt: skip
+            original = _ORIGINALS[builder, name] = getattr(builder, name)
+            _PATCHES[builder, name] = _reading(original, pointers, mask)
     _set(_PATCHES)
     _perturb_malloc(NONSENSE)
 
@@ -234,6 +282,39 @@ def _numba_dispatcher() -> Any:
     except ImportError:
         return None
     return _DispatcherBase
+
+
+def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The launch of a kernel in Triton's interpreter, whose own arrays need no guards."""
+
+    @functools.wraps(original)
+    def launch(executor: Any, *args: Any, **options: Any) -> Any:
+        outer = getattr(_local, "reader", None)
+        _local.reader = getattr(_local, "guards", None)
+        try:
+            with _unguarded():
+                return original(executor, *args, **options)
+        finally:
+            _local.reader = outer
+
+    return launch
+
+
+def _reading(original: Callable[..., Any], pointers: int, mask: int | None) -> Callable[..., Any]:
+    """An instruction that reads at its operand `pointers`, where its operand `mask` is true."""
+
+    @functools.wraps(original)
+    def instruction(builder: Any, *operands: Any, **options: Any) -> Any:
+        guards: Guards | None = getattr(_local, "reader", None)
+        if guards is not None:
+            places = operands[pointers]
+            addresses = np.asarray(places.data, np.uint64)
+            if mask is not None:
+                addresses = addresses[np.broadcast_to(operands[mask].data, addresses.shape)]
+            guards.look_at_reads(addresses.reshape(-1), max(places.get_element_ty().primitive_bitwidth // 8, 1))
+        return original(builder, *operands, **options)
+
+    return instruction
 
 
 def _with_numpy_as_it_is(compile: Callable[..., Any]) -> Callable[..., Any]:

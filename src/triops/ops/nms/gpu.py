@@ -169,8 +169,8 @@ def _drops_kernel(
         lane = start + (tl.program_id(0) % TILES) * LANES + tl.arange(0, LANES)
         first = start + number * 64
         existing = stop - first
-        before = tl.where(lane < stop, lane - first, 0)
-        going = tl.max(before, 0)
+        before = tl.where(lane < stop, lane - first, -1)
+        going = tl.max(before, 0) + 1  # box `first` itself has a word too
     if going > 0:
         threshold = from_bits(threshold_bits, REAL)
         inside = lane < count
@@ -277,13 +277,13 @@ def _keep_kernel(mask, dropped, order, out, kept, state, counter, start, stop, t
     gone = tl.where(inside, gone.to(tl.int32), 1)
     found = tl.load(state + 1, start > 0, 0)
     tl.store(state, found)
-    droppers = tl.load(mask + bit)
+    droppers = tl.load(mask + bit, bit < count, 0)
     behind = tl.load(mask + lane, inside, 0)
     index = tl.load(order + start + bit, bit < count, 0)
     for block in range(0, blocks):
         following = tl.minimum(block + 1, blocks - 1)
         row = mask + tl.cast(following, tl.int64) * CHUNK
-        next_droppers = tl.load(row + following * 64 + bit)
+        next_droppers = tl.load(row + following * 64 + bit, following * 64 + bit < count, 0)
         next_behind = tl.load(row + lane, inside & (lane >= following * 64 + 64), 0)
         next_index = tl.load(order + start + following * 64 + bit, following * 64 + bit < count, 0)
         stays = settle(droppers, free_of_block(gone, lane, block))

@@ -90,7 +90,7 @@ def _single_kernel(
     tl.store(order + place, lane.to(tl.int64), inside)
     tl.debug_barrier()
     x1, y1, x2, y2, area = load_box(boxes, tl.load(order + lane, inside, 0), inside, OFFSET, REAL)
-    store_fields(fields, lane, LANES, x1, y1, x2, y2, area, inside)
+    store_fields(fields, lane, LANES, x1, y1, x2, y2, area, lane < LANES)  # blocks of 64 are read whole
     tl.debug_barrier()
 
     gone = tl.where(inside, 0, 1)

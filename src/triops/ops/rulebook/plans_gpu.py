@@ -1,8 +1,8 @@
 """The plans of a table on GPU: tiles of rows for a convolution, packed pairs for its weight gradient.
 
 Rows are sorted by which offsets they have, so that the rows of a tile have the same ones and a visit (a tile under one
-offset) wastes few rows: see `reference.row_tiles`. Four launches: the code of every row, two passes of a radix sort by
-eight of its bits each, and the tiles. Nothing here waits for the GPU.
+offset) wastes few rows: see `reference.row_tiles`. Three launches: the code of every row, a stable pass of a radix sort
+by its high bits, and the tiles, which are sorted by all bits within their chunk. Nothing here waits for the GPU.
 """
 
 import torch
@@ -13,11 +13,11 @@ from triops import _check, _gpu
 from triops._gpu.arithmetic import ascending
 from triops._gpu.scan import before_block, running_sums
 from triops.ops.rulebook.plans import MASK_BITS, offset_order, pairs_size, tiles_size
-from triops.ops.rulebook.reference import CODES, ODDS
+from triops.ops.rulebook.reference import CHUNK, CODES, DIGITS, ODDS
 from triops.ops.rulebook.tables import refuse_rows_outside
 
 P, MOST_CODE = tl.constexpr(ODDS), tl.constexpr(CODES - 1)
-DIGITS = tl.constexpr(256)  # of one pass of the sort
+DIGITS, DIGIT_SIZE = tl.constexpr(DIGITS), tl.constexpr(CODES // DIGITS)
 BLOCK = 1024  # rows that share a histogram
 CODE_WARPS, SORT_WARPS = 16, 16
 BLOCKS_PER_STEP = 32  # histograms that a program loads together
@@ -46,24 +46,22 @@ def make_tiles(operator, name, table, rows, tile):
     blocks, tiles, device = _gpu.cdiv(columns, BLOCK), _gpu.cdiv(columns, tile), table.device
     masked = offsets <= MASK_BITS  # else a tile looks every offset up
     masks = torch.empty(columns, dtype=torch.int32, device=device)
-    entries = torch.empty((2, columns), dtype=torch.int64, device=device)  # before and after the first pass
-    found = torch.empty((2, blocks, DIGITS.value), dtype=torch.int32, device=device)
+    entries = torch.empty((2, columns), dtype=torch.int64, device=device)  # before and after the sort
+    found = torch.empty((blocks, DIGITS.value), dtype=torch.int32, device=device)
     _code_kernel[(blocks,)](
-        table, masks, entries, found, columns, rows, blocks,
+        table, masks, entries, found, columns, rows,
         MASKED=masked, ORDER=offset_order(offsets), BLOCK=BLOCK, num_warps=CODE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-    for number in (0, 1):
-        summed = blocks > MOST_BLOCKS
-        if summed:
-            found[number] = found[number].cumsum(0)
-        _sort_kernel[(blocks,)](
-            entries, found, plan, tiles * offsets * tile, number, columns, blocks, int(summed),
-            BLOCK=BLOCK, STEP=BLOCKS_PER_STEP, num_warps=SORT_WARPS,
-        )  # fmt: skip
+    summed = blocks > MOST_BLOCKS
+    if summed:
+        found = found.cumsum(0, dtype=torch.int32)
+    _sort_kernel[(blocks,)](
+        entries, found, columns, blocks, int(summed), BLOCK=BLOCK, STEP=BLOCKS_PER_STEP, num_warps=SORT_WARPS
+    )
     _tile_kernel[(tiles,)](
-        table, masks, plan, tiles, columns, rows, offsets,
+        table, masks, entries, plan, tiles, columns, rows, offsets,
         MASKED=masked, AT_ONCE=min(_gpu.next_power_of_2(offsets), OFFSETS_PER_STEP),
-        TOGETHER=max(LOOKUPS // tile, 1), TILE=tile, num_warps=1,
+        TOGETHER=max(LOOKUPS // tile, 1), TILE=tile, CHUNK=CHUNK, num_warps=1,
     )  # fmt: skip
     return plan
 
@@ -91,10 +89,10 @@ def pack(operator, name, table, rows):
 
 @_gpu.kernel
 def _code_kernel(
-    table, masks, entries, found, columns, count, blocks,
+    table, masks, entries, found, columns, count,
     MASKED: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row's mask of offsets, its entry of the sort (code << 32 | row), and how many of a block have a low digit."""
+    """A row's mask of offsets, its entry of the sort (code << 32 | row), and how many of a block have a high digit."""
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)
     exists = row < columns
@@ -111,49 +109,44 @@ def _code_kernel(
         parity ^= has
         before += tl.where(parity == 1, share * first, 0.0)
         share *= tl.where(has == 1, P, 1 - P)
-    # Rows behind the last have the highest code: in every pass they stay behind all others.
+    # Rows behind the last have the highest code: they stay behind all others.
     code = tl.where(exists, tl.minimum(before * (MOST_CODE + 1), MOST_CODE).to(tl.int32), MOST_CODE)
     tl.store(masks + row, mask, mask=exists)
     tl.store(entries + row, (code.to(tl.int64) << 32) | row, mask=exists)
     digit = tl.arange(0, DIGITS)
-    tl.store(found + block * DIGITS + digit, tl.histogram(code & (DIGITS - 1), DIGITS))
-    tl.store(found + (blocks + block) * DIGITS + digit, tl.zeros([DIGITS], tl.int32))
+    tl.store(found + block * DIGITS + digit, tl.histogram(code // DIGIT_SIZE, DIGITS))
 
 
 @_gpu.kernel
-def _sort_kernel(
-    entries, found, plan, rows_at: tl.int64, number, columns, blocks, summed, BLOCK: tl.constexpr, STEP: tl.constexpr
-):
-    """A stable pass by the low digit (number 0) or the high one (1); the last one writes the rows of the tiles.
+def _sort_kernel(entries, found, columns, blocks, summed, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """A stable sort by the high digit of the code.
 
-    entries int64 [2, columns], before and after the first pass. found int32 [2, blocks, DIGITS]: how many rows of each
-    block have each digit; the first pass counts for the second.
+    entries int64 [2, columns], before and after. found int32 [blocks, DIGITS]: how many rows of each block have each
+    digit, or their running sums.
     """
     block = tl.program_id(0)
-    source = entries + number.to(tl.int64) * columns
-    shift = (32 + 8 * number).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     place = block * BLOCK + lane
-    digit = _digit_of(tl.load(source + place, mask=place < columns, other=-1), shift)
+    digit = _digit_of(tl.load(entries + place, mask=place < columns, other=-1))
     have = tl.histogram(digit, DIGITS)
     # Sorted by digit, and by place where digits are the same: then an entry's neighbors in the block go beside it.
     key = ascending(digit * BLOCK + lane)
     place = block * BLOCK + key % BLOCK
     exists = place < columns
-    entry = tl.load(source + place, mask=exists, other=-1)
-    start = _digit_starts(found + number * blocks * DIGITS, block, blocks, summed, STEP)
+    entry = tl.load(entries + place, mask=exists, other=-1)
+    start = _digit_starts(found, block, blocks, summed, STEP)
     to = tl.gather(start - (tl.cumsum(have, 0) - have), key // BLOCK, 0) + lane
-    if number == 0:
-        tl.store(entries + tl.cast(columns, tl.int64) + to, entry, mask=exists)
-        high = _digit_of(entry, shift + 8)
-        tl.atomic_add(found + (blocks + to // BLOCK) * DIGITS + high, 1, mask=exists, sem="relaxed")
-    else:
-        tl.store(plan + rows_at + to, entry.to(tl.int32), mask=exists)
+    tl.store(entries + tl.cast(columns, tl.int64) + to, entry, mask=exists)
 
 
 @triton.jit
-def _digit_of(entry, shift):
-    return (entry >> shift).to(tl.int32) & (DIGITS - 1)
+def _code_of(entry):
+    return (entry >> 32).to(tl.int32) & MOST_CODE
+
+
+@triton.jit
+def _digit_of(entry):
+    return _code_of(entry) // DIGIT_SIZE
 
 
 @triton.jit
@@ -178,17 +171,17 @@ def _digit_starts(found, block, blocks, summed, STEP: tl.constexpr):
 
 @_gpu.kernel
 def _tile_kernel(
-    table, masks, plan, tiles, outputs, count, taps,
-    MASKED: tl.constexpr, AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr,
+    table, masks, entries, plan, tiles, outputs, count, taps,
+    MASKED: tl.constexpr, AT_ONCE: tl.constexpr, TOGETHER: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A tile's visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
+    """A tile's rows and visits. The masks of its rows tell which offsets any of them has: only those are looked up."""
     neighbors, rows, taps_of, counts = parts_of_tiles(plan, tiles, taps, TILE)
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     place = tile * TILE + lane
     exists = place < outputs
-    row = tl.load(rows + place, mask=exists, other=-1)
-    tl.store(rows + place, -1, mask=place >= outputs)
+    row = _rows_of(entries + tl.cast(outputs, tl.int64), tile * TILE, outputs, TILE, CHUNK)
+    tl.store(rows + place, row)
     union = tl.reduce(tl.load(masks + row, mask=exists, other=0), 0, _or)
     visits = tl.zeros([], tl.int32)
     for first in range(0, taps, AT_ONCE):
@@ -213,6 +206,21 @@ def _tile_kernel(
             tl.store(neighbors + visit[:, None] * TILE + lane[None, :], met, mask=some[:, None])
             visits += tl.sum(some.to(tl.int32), 0)
     tl.store(counts + tile, visits)
+
+
+@triton.jit
+def _rows_of(entries, first, outputs, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """int32 [TILE]: the rows of the tile that begins at place `first`, -1 behind the last.
+
+    Every tile sorts the whole chunk that it lies in, which is quicker than a launch that does it once for all.
+    """
+    lane = tl.arange(0, CHUNK)
+    chunk = first // CHUNK * CHUNK
+    entry = tl.load(entries + chunk + lane, mask=chunk + lane < outputs, other=-1)
+    key = ascending(_code_of(entry) * CHUNK + lane)
+    tile = tl.arange(0, CHUNK // TILE)[:, None] == (first - chunk) // TILE
+    place = chunk + tl.sum(tl.where(tile, tl.reshape(key % CHUNK, [CHUNK // TILE, TILE]), 0), 0)
+    return tl.load(entries + place, mask=place < outputs, other=-1).to(tl.int32)
 
 
 @triton.jit

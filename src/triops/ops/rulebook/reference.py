@@ -114,13 +114,13 @@ def packed_pairs(table: Tensor, rows: int) -> Tensor:
 def row_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
     """table int32 [K, A] whose entries are rows of `rows` or -1 -> its plan of tiles; see `plans.py`.
 
-    Columns are sorted, stably, by the 16-bit codes of which offsets they have: see `_codes`.
+    Columns are sorted, stably, by the codes of which offsets they have: see `_sorted_columns`.
     """
     offsets, columns = table.shape
     plan = table.new_full((tiles_size(table, tile),), -1)
     neighbors, order, visited, counts = Tiles.of(plan, offsets, columns, tile)
     entries = valid_rows("row_tiles", "table", table, rows)
-    order.view(-1)[:columns] = _codes(entries >= 0).sort(stable=True).indices.int()
+    order.view(-1)[:columns] = _sorted_columns(_codes(entries >= 0)).int()
     padded = torch.cat([entries, entries.new_full((offsets, 1), -1)], 1)  # column -1 has no offset
     tiled = padded[:, order.long()].transpose(0, 1)  # [T, K, R]
     used = (tiled >= 0).any(2)
@@ -130,6 +130,16 @@ def row_tiles(table: Tensor, rows: int, tile: int) -> Tensor:
     visited[t, visit[t, k]] = k.int()
     neighbors[t, visit[t, k]] = tiled[t, k]
     return plan
+
+
+def _sorted_columns(codes: Tensor) -> Tensor:
+    """int32 [A] -> [A]: by the high eight bits, then within chunks of the result by all of them, both stably.
+
+    A full sort would take a second pass over all columns, for 3 to 15 % fewer visits in SECOND's encoder.
+    """
+    order = (codes // (CODES // DIGITS)).sort(stable=True).indices
+    chunk = torch.arange(codes.shape[0], device=codes.device) // CHUNK
+    return order[(chunk * CODES + codes[order]).sort(stable=True).indices]
 
 
 def _codes(has: Tensor) -> Tensor:
@@ -151,8 +161,10 @@ def _codes(has: Tensor) -> Tensor:
     return (before * CODES).clamp(max=CODES - 1).int()
 
 
-ODDS = 0.25  # measured: from 0.2 to 0.3 makes no difference, 0.4 a third more visits
+ODDS = 0.1875  # counted: from 0.12 to 0.2 makes no difference in sum, 0.3 up to a third more visits
 CODES = 1 << 16
+DIGITS = 1 << 8
+CHUNK = 256  # columns, a multiple of every tile
 
 
 def find_pairs(

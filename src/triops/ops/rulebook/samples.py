@@ -299,7 +299,7 @@ LOOKUPS = Standard(why_slower="neighbors are looked up wherever they lie in the 
 STANDARD = dict.fromkeys(
     ("compact_indice_pairs", "submanifold_neighbors", "sparse_neighbors", "capped_neighbors"), LOOKUPS
 )
-STANDARD["row_tiles"] = Standard(why_slower="a sort of the rows by a 16-bit code")
+STANDARD["row_tiles"] = Standard(why_slower="a sort of the rows by code")
 
 
 def specified(operator: str, args: tuple[Any, ...], outputs: list[Tensor]) -> list[Tensor]:
