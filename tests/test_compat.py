@@ -202,6 +202,15 @@ print(len(ours), _finder.is_ours(spconv))
     assert run(code) == "2 True"
 
 
+def test_activation_compiles_what_every_start_runs_even_where_python_writes_no_bytecode(tmp_path, monkeypatch):
+    copy = tmp_path / "_finder.py"
+    copy.write_text(Path(_finder.__file__).read_text())
+    monkeypatch.setattr(_finder, "__file__", str(copy))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    triops.compat.activate(tmp_path)
+    assert Path(importlib.util.cache_from_source(str(copy))).is_file()
+
+
 def test_a_start_up_file_that_outlives_triops_does_nothing(tmp_path):
     line = _startup.LINE.format(path=str(tmp_path / "gone" / "_finder.py"), name="triops.compat._finder")
     (tmp_path / _startup.FILE).write_text(line)

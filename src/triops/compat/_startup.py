@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import py_compile
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -39,8 +41,11 @@ def activate(folder: str | Path | None = None) -> Path:
     Returns:
         The file that was written, which `deactivate` removes.
     """
-    target = startup_file(folder)
-    target.write_text(LINE.format(path=str(Path(_finder.__file__).resolve()), name=_finder.__name__), encoding="utf-8")
+    target, finder = startup_file(folder), str(Path(_finder.__file__).resolve())
+    target.write_text(LINE.format(path=finder, name=_finder.__name__), encoding="utf-8")
+    # Some installers do not compile, and with PYTHONDONTWRITEBYTECODE every start would do it again.
+    with suppress(OSError):
+        py_compile.compile(finder)
     return target
 
 
