@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,8 +302,9 @@ def test_the_names_of_numpy_1_and_2_are_read() -> None:
 
 
 def test_what_is_dumped_is_read_by_pickle_itself() -> None:
-    data = dump_pickle({"box": np.array([1.5, 2], np.float32)})
+    data = dump_pickle({"box": np.array([1.5, 2], np.float32), "names": np.array(["Car", "Van"])})
     assert b"_core" not in data
+    assert pickle.loads(data)["names"].tolist() == load_pickle(data)["names"].tolist() == ["Car", "Van"]
     box = pickle.loads(data)["box"]
     assert (box.tolist(), box.dtype, box.flags.writeable) == ([1.5, 2.0], np.float32, True)
     assert load_pickle(data)["box"].tolist() == [1.5, 2.0]
@@ -512,6 +514,12 @@ def test_two_frames_of_one_name_are_refused(kitti: Path, tmp_path: Path) -> None
         run(GtDatabase((source, source), str(tmp_path)), LocalEngine(1))
 
 
+def test_frames_whose_files_would_have_one_name_are_refused(own_kitti: Path, tmp_path: Path) -> None:
+    (own_kitti / "ImageSets/train.txt").write_text("000001\n1\n")
+    with pytest.raises(JobError, match="two frames are named 1"):
+        make(own_kitti, tmp_path / "out")
+
+
 def test_huge_numbers_are_finite() -> None:
     points = np.full((100, 4), 3e38, "<f4")
     assert points_of(points.tobytes(), 4, "f").shape == (100, 4)
@@ -624,6 +632,14 @@ def test_a_call_that_makes_no_sense_is_one_sentence(
 ) -> None:
     status, _, error = command(capsys, "gtdb", kitti, "--out", tmp_path, *arguments)
     assert (status, error) == (2, f"triops gtdb: {message}\n")
+
+
+def test_without_ray_its_engine_is_one_sentence(
+    kitti: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _, error = command(capsys, "gtdb", kitti, "--out", tmp_path, "--engine", "ray")
+    assert (status, error) == (2, "triops gtdb: --engine ray needs Ray Data. Remedy: pip install 'triops[ray]'\n")
 
 
 def test_synth_and_label_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,10 +95,8 @@ class GtDatabase(Job):
 
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
         """Frames whose record and all of whose points are there."""
-        records, points = (
-            files.names(files.join(self.out, self.place)),
-            files.names(files.join(self.out, self.database)),
-        )
+        records = files.names(files.join(self.out, self.place))
+        points = files.names(files.join(self.out, self.database))
         recorded = (ref.key for ref in refs if f"{ref.key}.json" in records)
         return {key for key in recorded if all(entry["file"] in points for entry in self._record(key))}
 
@@ -162,14 +160,15 @@ def points_of_boxes(
     """
     if len(boxes) == 0:
         return []
-    xyz = torch.from_numpy(xyz_of(points))[None]
-    geometry = torch.from_numpy(np.ascontiguousarray(boxes[:, :7]))[None]
-    first = triops.points_in_boxes(xyz, geometry, z_origin=z_origin)[0].numpy()
+    xyz, fields = xyz_of(points), torch.from_numpy(np.ascontiguousarray(boxes[:, :7]))[None]
+    first = triops.points_in_boxes(torch.from_numpy(xyz)[None], fields, z_origin=z_origin)[0].numpy()
     # Few points are in any box, and only those can be in a second one.
     inside = np.flatnonzero(first >= 0)
-    every = triops.points_in_boxes_all(xyz[:, inside], geometry, z_origin=z_origin)[0].numpy()
-    box, position = np.nonzero(every.T)  # by box, then by point
-    found = points[inside[position]]
-    found[:, :3] -= boxes[box, :3]
-    ends = np.cumsum(np.bincount(box, minlength=len(boxes)))
-    return np.split(found, ends[:-1])
+    every = triops.points_in_boxes_all(torch.from_numpy(xyz.take(inside, 0))[None], fields, z_origin=z_origin)[0]
+    # By box, then by point. take() and whole rows are several times as fast as indices and slices of rows.
+    box, position = np.divmod(np.flatnonzero(every.numpy().T.copy()), max(len(inside), 1))
+    centre = np.zeros((len(boxes), points.shape[1]), np.float32)
+    centre[:, :3] = boxes[:, :3]
+    found = points.take(inside.take(position), 0)
+    found -= centre.take(box, 0)
+    return np.split(found, np.cumsum(np.bincount(box, minlength=len(boxes)))[:-1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from triops.data import files
 from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, Source
 from triops.data.kitti_labels import LabelError
+
+_SETTINGS = ".job.json"  # no frame has a name that begins so
 
 
 class JobError(ValueError):
@@ -88,9 +91,9 @@ class Job(ABC):
         _compile_kernels()
         for folder in (*self.folders, self.place, self._temporary):
             files.make_folder(files.join(self.out, folder))
-        path, wanted = files.join(self.out, self.place, "job.json"), json.dumps(self.settings(), indent=1)
+        path, wanted = files.join(self.out, self.place, _SETTINGS), json.dumps(self.settings(), indent=1)
         if not files.exists(path):
-            self._write(f"{self.place}/job.json", wanted.encode())
+            self._write(f"{self.place}/{_SETTINGS}", wanted.encode())
         found = files.read(path).decode("utf-8", "replace")
         if found != wanted:
             raise JobError(
@@ -229,11 +232,10 @@ def all_refs(job: Job) -> tuple[list[FrameRef], dict[str, str]]:
             refs += source.refs(number)
         except (ValueError, OSError) as error:
             broken[str(getattr(source, "path", getattr(source, "root", number)))] = str(error)
-    seen = set[str]()
-    for ref in refs:
-        if ref.key in seen:
-            raise JobError(f"two frames are named {ref.key}: their output would overwrite each other")
-        seen.add(ref.key)
+    for names in ([ref.key for ref in refs], [str(ref.sample) for ref in refs]):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise JobError(f"two frames are named {twice[0]}: their output would overwrite each other")
     return refs, broken
 
 
@@ -337,5 +339,5 @@ def _difference(found: str, wanted: str) -> str:
         before, now = json.loads(found), json.loads(wanted)
         keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     except (ValueError, AttributeError):
-        return "job.json is damaged"
+        return f"{_SETTINGS} is damaged"
     return ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys)

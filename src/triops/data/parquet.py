@@ -76,7 +76,7 @@ class ParquetFrames:
                 samples = table.get("sample", table["frame"])
                 for row, (frame, sample) in enumerate(zip(table["frame"], samples, strict=True)):
                     key = safe_name(str(frame), f"{path}: frame")
-                    text = str(sample)
+                    text = safe_name(str(sample), f"{path}: sample")
                     refs.append(FrameRef(key, int(text) if text.isdigit() else text, number, (path, group, row)))
         return refs
 

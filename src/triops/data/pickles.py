@@ -58,7 +58,7 @@ def dump_pickle(value: Any) -> bytes:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return np.array, (value.tolist(), value.dtype.name)
+            return np.array, (value.tolist(), value.dtype.str)
         return NotImplemented
 
 
