@@ -624,6 +624,7 @@ def test_a_malicious_info_file_is_named_and_the_other_sources_are_done(
     [
         (["--shard", "4/3"], "--shard must be i/n with i from 1 to n, got 4/3"),
         (["--workers", "-1"], "--workers must be at least 0, got -1"),
+        (["--sweeps", "-1"], "--sweeps must be at least 0, got -1"),
         (["--address", "auto"], "--address is for --engine ray"),
     ],
 )

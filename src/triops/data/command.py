@@ -56,6 +56,8 @@ def synth(options: Namespace) -> int:
 
 def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job], *, inclusive: bool) -> int:
     """Run a job over the sources named on the command line, and report. Returns the exit status."""
+    if options.sweeps is not None and options.sweeps < 0:
+        raise UsageError(f"--sweeps must be at least 0, got {options.sweeps}")
     if options.report:
         writable_folder(options.report.parent, "--report")
     try:
