@@ -373,6 +373,29 @@ def test_a_convolution_by_pairs_is_the_layer(kind):
     assert features.grad.isfinite().all()
 
 
+def test_submanifold_pairs_are_counted_as_spconv_counts_them_before_the_centre_alone():
+    """Sites 0, 1 and 3 of a line: at offset 0 site 1 reads site 0, at offset 2 site 0 reads site 1."""
+    sites = torch.tensor([[0, 0], [0, 1], [0, 3]]).int()
+    _, pairs, number = ops.get_indice_pairs(sites, 1, [5], spconv.ConvAlgo.Native, [3], [1], [1], [1], [0], True)
+    assert number.tolist() == [1, 0, 0]
+    assert (pairs[:, 0, 0].tolist(), pairs[:, 2, 0].tolist()) == ([0, 1], [1, 0])
+    features, filters = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[[100.0], [1.0], [10.0]]])
+    convolved = functional.indice_subm_conv(features, filters, pairs, number, 3)
+    assert convolved.flatten().tolist() == [1 + 20, 2 + 100, 3]
+    grad_features, grad_filters = ops.indice_conv_backward(
+        features, filters, torch.ones(3, 1), pairs, number, subm=True
+    )
+    assert grad_features.flatten().tolist() == [1 + 100, 1 + 10, 1]
+    assert grad_filters.flatten().tolist() == [1, 6, 2]
+
+
+@pytest.mark.parametrize(("kernel", "rows", "message"), [(2, 3, "odd kernel"), (3, 4, "num_activate_out must be")])
+def test_a_submanifold_convolution_by_pairs_needs_a_centre_and_keeps_its_rows(kernel, rows, message):
+    pairs, number = torch.zeros(2, kernel, 3).int(), torch.zeros(kernel).int()
+    with pytest.raises(ValueError, match=message):
+        functional.indice_subm_conv(torch.zeros(3, 1), torch.zeros(1, kernel, 1), pairs, number, rows)
+
+
 def test_the_raw_backward_is_autograds():
     x = sparse(0)
     out_indices, pairs, number = ops.get_indice_pairs(

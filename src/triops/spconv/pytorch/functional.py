@@ -75,7 +75,16 @@ def indice_conv(
     )  # fmt: skip
 
 
-indice_subm_conv = indice_conv
+def indice_subm_conv(
+    features: Tensor, filters: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int,
+    algo: Any = None, timer: Any = None, bias: Tensor | None = None, act_alpha: float = 0.0, act_beta: float = 0.0,
+    act_type: Any = Activation.None_,
+) -> Tensor:  # fmt: skip
+    """See `spconv.pytorch.ops.indice_conv`, with its `subm`."""
+    return ops.indice_conv(
+        features, filters, indice_pairs, indice_pair_num, num_activate_out, subm=True, bias=bias, act_alpha=act_alpha,
+        act_type=act_type,
+    )  # fmt: skip
 
 
 def indice_inverse_conv(

@@ -61,14 +61,19 @@ def get_indice_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output sites int32 [A, 1 + D], pairs int32 [2, K, L] (inputs, outputs), their number for each offset int32 [K].
 
-    See `triops.get_indice_pairs`, which has the first two axes of the pairs the other way round.
+    See `triops.get_indice_pairs`, which has the first two axes of the pairs the other way round. With `subm` the
+    numbers are those of spconv: 0 from the centre on. The offsets behind it have pairs too, as many as those that
+    mirror them.
     """
     if subm:  # which fixes them, whatever the caller passes
         stride, padding, out_padding = ([n] * len(spatial_shape) for n in (1, 0, 0))
-    found = _get_indice_pairs(
+    sites, pairs, numbers = _get_indice_pairs(
         indices, batch_size, spatial_shape, ksize, stride, padding, dilation, out_padding, subm, transpose
     )
-    return (indices if subm else found[0]), found[1].transpose(0, 1).contiguous(), found[2]
+    if subm:
+        sites, numbers = indices, numbers.clone()
+        numbers[len(numbers) // 2 :] = 0
+    return sites, pairs.transpose(0, 1).contiguous(), numbers
 
 
 def indice_conv(
@@ -78,12 +83,24 @@ def indice_conv(
 ) -> Tensor:  # fmt: skip
     """Convolution by a list of pairs: features [N, in], filters [out, *kernel, in] -> [num_activate_out, out].
 
-    With `inverse` the pairs are read from output to input. Differentiable in features, filters and bias; half types
-    are summed in float32.
+    With `inverse` the pairs are read from output to input. With `subm` every row meets itself at the centre, and the
+    numbers of the offsets behind it are read from those that mirror them, as `get_indice_pairs` has them.
+    Differentiable in features, filters and bias; half types are summed in float32.
     """
     real = torch.float64 if features.dtype == torch.float64 else torch.float32
     taps = filters.flatten(1, -2).to(real)
     out = torch.zeros((num_activate_out, filters.shape[0]), dtype=real, device=features.device)
+    if subm:
+        if taps.shape[1] % 2 == 0:
+            raise ValueError(f"indice_conv: with subm filters must have an odd kernel, got {list(filters.shape)}")
+        if num_activate_out != features.shape[0]:
+            raise ValueError(
+                f"indice_conv: with subm num_activate_out must be the number of features, {features.shape[0]}, "
+                f"got {num_activate_out}"
+            )
+        before = indice_pair_num[: taps.shape[1] // 2]
+        indice_pair_num = torch.cat([before, before.new_zeros(1), before.flip(0)])
+        out = features.to(real) @ taps[:, taps.shape[1] // 2].t()
     for offset, inputs, outputs in _pairs(indice_pairs, indice_pair_num, inverse):
         out = out.index_add(0, outputs, features[inputs].to(real) @ taps[:, offset].t())
     if bias is not None:
