@@ -12,7 +12,9 @@ RAY := .venv-ray/bin/python -m pip install --disable-pip-version-check --progres
 demo: .venv/.demo
 	$(BIN)/triops demo
 
+# Kernels are compiled first, since both processes of the suite would compile each.
 test: .venv/.test lint
+	$(BIN)/triops warmup
 	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: .venv/.test
