@@ -7,6 +7,7 @@ seconds, and `triops --help` needs neither. `triops.cli` runs the commands.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -14,11 +15,24 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DESCRIPTION = "Operators for detection on points, voxels and boxes."
+NOBODY_READS = 141  # the exit status of a program that a closed pipe has stopped
 BEST_DEVICE = "cpu or cuda; the best there is by default"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 1 where a check fails, 2 where a call makes no sense."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads, such as `head`, has seen enough; what is left goes nowhere, also when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:

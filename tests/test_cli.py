@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -75,6 +76,15 @@ def test_help_and_version_import_neither_torch_nor_the_package(arguments: list[s
     assert heavy == [], done.stderr
     assert status == ("0" if arguments else "2")
     assert int(count) < bare + 80, "argparse, pathlib, re and what they import; nothing else"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such pipes")
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "triops_cli", "info"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (triops_cli.NOBODY_READS, b"")
 
 
 def test_version_is_that_of_the_package(cli: Call) -> None:
