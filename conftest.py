@@ -42,6 +42,22 @@ def refuse_integer_masks(method: str, position: int) -> None:
     setattr(InterpreterBuilder, method, checked)
 
 
+def store_histograms_as_int32() -> None:
+    """The interpreter of Triton 3.4 makes them int64 and stores 8 bytes for each, 4 of them beside the last."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    real = InterpreterBuilder.create_histogram
+
+    @functools.wraps(real)
+    def create_histogram(builder: Any, *args: Any) -> Any:
+        made = real(builder, *args)
+        made.data = made.data.astype("int32")
+        return made
+
+    InterpreterBuilder.create_histogram = create_histogram
+
+
 if os.environ.get("TRITON_INTERPRET") == "1" and "collect_ignore_glob" not in globals():
+    store_histograms_as_int32()
     for method, position in (("create_masked_load", 1), ("create_masked_store", 2), ("create_atomic_rmw", 3)):
         refuse_integer_masks(method, position)

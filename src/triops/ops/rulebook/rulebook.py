@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -232,31 +232,37 @@ class Rulebook:
 
 def _prepared(tables: Tables, backward: bool, tile: int) -> Tables:
     """The tables with the plans that their device's kernels read: pairs on CPU, tiles and (backward) pairs on GPU."""
-    on_cpu, both = tables.gather.device.type == "cpu", backward and not tables.mirrored
-    if tables.tiles is None and tables.transposed_tiles is None:
-        tables = tables._replace(tile=tile) if tables.tile != tile else tables
-    wanted = tables._replace(
-        tiles=None if on_cpu else tables.gather,
-        transposed_tiles=tables.scatter if both and not on_cpu else None,
-        pairs=tables.gather if on_cpu or backward else None,
-        transposed_pairs=tables.scatter if both and on_cpu else None,
-    )
+    gather, scatter = tables.gather, tables.scatter
+    on_cpu, both = gather.device.type == "cpu", backward and not tables.mirrored
+    tiled = tables.tiles is not None or tables.transposed_tiles is not None
+    wanted = Tables(
+        gather, scatter, tables.mirrored,
+        tile=tables.tile if tiled else tile,
+        tiles=None if on_cpu else gather,
+        transposed_tiles=scatter if both and not on_cpu else None,
+        pairs=gather if on_cpu or backward else None,
+        transposed_pairs=scatter if both and on_cpu else None,
+    )  # fmt: skip
     return _planned(tables, wanted)
 
 
 def _planned(tables: Tables, wanted: Tables) -> Tables:
-    """The tables with every plan that `wanted` has, made where it is missing."""
-    inputs, outputs = tables.scatter.shape[1], tables.gather.shape[1]
-    made: dict[str, Any] = {}
-    if tables.tiles is None and wanted.tiles is not None:
-        made["tiles"] = row_tiles(tables.gather, inputs, wanted.tile)
-    if tables.transposed_tiles is None and wanted.transposed_tiles is not None:
-        made["transposed_tiles"] = row_tiles(tables.scatter, outputs, wanted.tile)
-    if tables.pairs is None and wanted.pairs is not None:
-        made["pairs"] = packed_pairs(tables.gather, inputs)
-    if tables.transposed_pairs is None and wanted.transposed_pairs is not None:
-        made["transposed_pairs"] = packed_pairs(tables.scatter, outputs)
-    return tables._replace(tile=wanted.tile, **made) if made else tables
+    """The tables with every plan that `wanted` has, made where it is missing; themselves where none is."""
+    gather, scatter, mirrored, _, tiles, transposed_tiles, pairs, transposed_pairs = tables
+    inputs, outputs = scatter.shape[1], gather.shape[1]
+    complete = True
+    if tiles is None and wanted.tiles is not None:
+        tiles, complete = row_tiles(gather, inputs, wanted.tile), False
+    if transposed_tiles is None and wanted.transposed_tiles is not None:
+        transposed_tiles, complete = row_tiles(scatter, outputs, wanted.tile), False
+    if pairs is None and wanted.pairs is not None:
+        pairs, complete = packed_pairs(gather, inputs), False
+    if transposed_pairs is None and wanted.transposed_pairs is not None:
+        transposed_pairs, complete = packed_pairs(scatter, outputs), False
+    if complete:
+        return tables
+    # Not _replace, which Dynamo of torch 2.8 does not trace.
+    return Tables(gather, scatter, mirrored, wanted.tile, tiles, transposed_tiles, pairs, transposed_pairs)
 
 
 def scatter_of(tables: Tables) -> Tensor:
