@@ -292,6 +292,22 @@ def test_border_align_fills_its_outputs_and_adds_its_gradient(ext):
 
 
 @pytest.mark.parametrize("mode", ["max", "avg"])
+def test_roi_align_fills_its_outputs_and_adds_its_gradient(ext, mode):
+    ramp, rois = torch.arange(12.0).view(1, 1, 3, 4), torch.tensor([[0.0, 0, 0, 2, 2]])
+    output, grad = torch.zeros(1, 1, 2, 2), torch.ones_like(ramp)
+    y, x = (torch.zeros_like(output) if mode == "max" else torch.zeros(0) for _ in range(2))
+    rules = {"aligned_height": 2, "aligned_width": 2, "spatial_scale": 1.0, "sampling_ratio": 2,
+             "pool_mode": ("max", "avg").index(mode), "aligned": False}  # fmt: skip
+    ext.roi_align_forward(ramp, rois, output, y, x, **rules)
+    assert output.flatten().tolist() == ([3.75, 4.75, 7.75, 8.75] if mode == "max" else [2.5, 3.5, 6.5, 7.5])
+    assert mode == "avg" or y.flatten().tolist() == [0.75, 0.75, 1.75, 1.75]
+    ext.roi_align_backward(torch.ones_like(output), rois, y, x, grad, **rules)
+    differentiable = ramp.clone().requires_grad_()
+    triops.roi_align(differentiable, rois, 2, 1.0, 2, mode=mode).sum().backward()
+    assert torch.equal(grad, 1 + differentiable.grad)
+
+
+@pytest.mark.parametrize("mode", ["max", "avg"])
 def test_roiaware_pool3d_fills_its_outputs_and_a_mean_leaves_argmax_alone(ext, mode):
     features = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
     pooled, argmax, lists = (

@@ -21,6 +21,7 @@ FEATURES = torch.rand(2, 4)
 RULEBOOK = triops.Rulebook.submanifold(SITES, 1, [5, 5, 5], 3)
 BOXES, SCORES, ROTATED, BOXES_3D = torch.rand(5, 4).cumsum(-1), torch.rand(5), torch.rand(5, 5), torch.rand(5, 7)
 MAP, BORDERS = torch.rand(1, 8, 5, 6), torch.rand(1, 3, 4)
+BOXES_2D = torch.tensor([[0.0, 1, 1, 4, 4]])
 POINTS, ROIS = torch.rand(10, 4) * 3, torch.tensor([[1.0, 1, 0, 3, 3, 3, 0]])
 VOXELS = {"points": POINTS, "voxel_size": [1.0, 1, 1], "point_range": [0.0, 0, 0, 3, 3, 3]}
 LIMITS = {"max_points": 3, "max_voxels": 4}
@@ -82,6 +83,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "points": POINTS[None, :, :3], "boxes": BOXES_3D[None], "z_origin": "center", "margin": 0.0}),
     "points_in_boxes_all": (triops.points_in_boxes_all, {
         "points": POINTS[None, :, :3], "boxes": BOXES_3D[None], "z_origin": "center", "margin": 0.0}),
+    "roi_align": (triops.roi_align, {
+        "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0, "sampling_ratio": 0, "aligned": True,
+        "mode": "avg"}),
     "roiaware_pool3d": (triops.roiaware_pool3d, {
         "rois": ROIS, "points": POINTS[:, :3], "features": POINTS, "out_size": 2, "max_points_per_voxel": 4,
         "mode": "max", "z_origin": "bottom", "margin": 0.0}),

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 import triops
-from triops.compat import _finder, _mmcv_attention, _mmcv_boxes, _mmcv_losses, _mmcv_sparse, _mmcv_voxels
+from triops.compat import (
+    _finder,
+    _mmcv_attention,
+    _mmcv_boxes,
+    _mmcv_losses,
+    _mmcv_rois,
+    _mmcv_sparse,
+    _mmcv_voxels,
+)
 from triops.compat._extension import Extension
 
 OVERLAP_MODES = ("iou", "iof")
@@ -93,6 +101,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 FUNCTIONS |= _mmcv_attention.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
+FUNCTIONS |= _mmcv_rois.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
 FUNCTIONS |= _mmcv_voxels.FUNCTIONS
 

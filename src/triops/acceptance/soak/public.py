@@ -84,6 +84,12 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
     if name in ("nms3d", "nms3d_normal"):
         parameters = ["boxes", "scores", "iou_threshold"]
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)
+    if name == "roi_align":
+        parameters = ["input", "boxes", "output_size", "spatial_scale", "sampling_ratio", "aligned", "mode"]
+        return Public(
+            name, "roi_align_forward", "roi_align_forward", parameters,
+            lambda rng, a: (*a[:2], list(a[2:4]), *a[4:]), function,
+        )  # fmt: skip
     if name in ("roiaware_pool3d", "roiaware_pool3d_forward"):
         parameters = ["rois", "points", "features", "out_size", "max_points_per_voxel", "mode", "z_origin", "margin"]
         forward = "roiaware_pool3d_forward"

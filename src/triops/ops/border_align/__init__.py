@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
+from triops._rois import HALVES, empty_like_format
 from triops.ops.border_align import reference
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def border_align(input: Tensor, boxes: Tensor, pool_size: int) -> Tensor:
@@ -149,7 +148,7 @@ def _fake_backward(
     grad_output: Tensor, boxes: Tensor, argmax: Tensor, height: int, width: int, pool_size: int
 ) -> Tensor:
     shape = (grad_output.shape[0], 4 * grad_output.shape[1], height, width)
-    return reference.empty_like_format(shape, grad_output.dtype, argmax)
+    return empty_like_format(shape, grad_output.dtype, argmax)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -23,7 +23,8 @@ from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, Array, splat, transpose
 from triops._dtypes import compute_dtype
-from triops.ops.border_align.reference import empty_like_format, empty_outputs, format_of, refuse_argmax
+from triops._rois import empty_like_format, format_of
+from triops.ops.border_align.reference import empty_outputs, refuse_argmax
 
 TILE = 64  # channels per tile of an NCHW map
 STRIP = 16  # boxes per strip: their results are transposed back to NCHW together

@@ -21,12 +21,8 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._gpu.arithmetic import as_mask, divide
-from triops.ops.border_align.reference import (
-    check_argmax,
-    empty_like_format,
-    empty_outputs,
-    format_of,
-)
+from triops._rois import empty_like_format, format_of
+from triops.ops.border_align.reference import check_argmax, empty_outputs
 
 TRANSPOSE_TILE = _gpu.block(64, interpreted=256)  # rows and columns
 L2_CACHE = 64 * 2**20  # bytes of a map from which boxes are sorted by their fixed coordinate

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from triops import _check
 from triops._dtypes import compute_dtype
+from triops._rois import empty_like_format, format_of
 
 EDGES = ("top", "left", "bottom", "right")
 
@@ -103,20 +102,6 @@ def _neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     position = position.clamp(0, size - 1)
     low = position.long().clamp(max=size - 1)
     return low, (low + 1).clamp(max=size - 1), position - low.to(position.dtype)
-
-
-def format_of(tensor: Tensor) -> torch.memory_format:
-    """How a 4D tensor lies in memory; one that lies both ways counts as contiguous."""
-    channels_last = tensor.stride(1) == 1 and tensor.shape[1] > 1 and not tensor.is_contiguous()
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def empty_like_format(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
-    """An empty tensor [N, C, H, W] on the device of `like`, lying in memory as `like` does."""
-    if format_of(like) != torch.channels_last:
-        return torch.empty(shape, dtype=dtype, device=like.device)
-    _, c, h, w = shape
-    return torch.empty_strided(shape, (c * h * w, 1, c * w, c), dtype=dtype, device=like.device)
 
 
 def empty_outputs(input: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:

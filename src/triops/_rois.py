@@ -1,0 +1,91 @@
+"""Feature maps [N, C, H, W] and the boxes that are pooled from them: memory formats, arguments, image indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops import _check
+from triops._dtypes import compute_dtype
+
+HALVES = (torch.float16, torch.bfloat16)
+MOST_BINS = 2**15  # along one axis
+
+
+def format_of(tensor: Tensor) -> torch.memory_format:
+    """How a 4D tensor lies in memory; one that lies both ways counts as contiguous."""
+    channels_last = tensor.stride(1) == 1 and tensor.shape[1] > 1 and not tensor.is_contiguous()
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def empty_in_format(shape: Sequence[int], dtype: torch.dtype, device: torch.device, channels_last: bool) -> Tensor:
+    """An empty tensor [N, C, H, W]; channels_last: in the memory order [N, H, W, C]."""
+    if not channels_last:
+        return torch.empty(shape, dtype=dtype, device=device)
+    _, c, h, w = shape
+    return torch.empty_strided(shape, (c * h * w, 1, c * w, c), dtype=dtype, device=device)
+
+
+def empty_like_format(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """An empty tensor [N, C, H, W] on the device of `like`, lying in memory as `like` does."""
+    return empty_in_format(shape, dtype, like.device, format_of(like) == torch.channels_last)
+
+
+def as_boxes(operator: str, input: Any, boxes: Any) -> Any:
+    """Boxes [K, 5], of which a list of [L, 4], one per image, is another way to write them. All else stays as it is."""
+    if not isinstance(boxes, list | tuple) or not isinstance(input, Tensor) or input.dim() != 4:
+        return boxes
+    c = _check.Checker(operator)
+    if not all(isinstance(b, Tensor) for b in boxes):
+        c.fail("boxes must be a Tensor [K, 5] or a list of Tensors [L, 4]", TypeError)
+    if len(boxes) != input.shape[0]:
+        c.fail(
+            f"boxes must be one Tensor per image where they are a list, got {len(boxes)} for {input.shape[0]} images"
+        )
+    rows = []
+    for n, own in enumerate(boxes):
+        if own.dim() != 2 or own.shape[1] != 4 or own.layout is not torch.strided:
+            c.fail(f"boxes of image {n} must be a dense Tensor of shape [L, 4], got {list(own.shape)}")
+        c.same_dtype(**{"boxes[0]": boxes[0], f"boxes[{n}]": own})
+        c.same_device(input=input, **{f"boxes[{n}]": own})
+        own = own.float() if own.dtype in HALVES else own  # bfloat16 does not hold the index of image 257
+        rows.append(torch.cat([torch.full_like(own[:, :1], n), own], 1))
+    return torch.cat(rows) if rows else input.new_zeros((0, 5), dtype=compute_dtype(input.dtype))
+
+
+def as_bins(operator: str, output_size: Any) -> list[int]:
+    """`output_size`, an integer or two, as rows and columns of bins."""
+    c = _check.Checker(operator)
+    one = _check.as_integer(output_size)
+    sizes = [one, one] if one is not None else c.integers("output_size", output_size)
+    if len(sizes) != 2:
+        c.fail(f"output_size must be one integer or two (height, width), got {len(sizes)}")
+    return [c.integer("output_size", size, 1, MOST_BINS) for size in sizes]
+
+
+def check_maps(c: _check.Checker, name: str, maps: Tensor, boxes: Tensor, *pattern: str) -> None:
+    """A tensor [pattern] of floats, boxes [K, 5] of its dtype or, where that is a half type, of float32."""
+    c.shape(name, maps, *pattern)
+    c.shape("boxes", boxes, "K", 5)
+    c.dtype(name, maps, _check.FLOATS)
+    if boxes.dtype != maps.dtype and not (boxes.dtype == torch.float32 and maps.dtype in HALVES):
+        c.same_dtype(**{name: maps, "boxes": boxes})
+    c.same_device(**{name: maps, "boxes": boxes})
+    if _check.too_many(boxes.shape[0]):
+        c.fail(f"boxes must be at most 2**30, got {boxes.shape[0]}")
+
+
+def images_of(boxes: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """The image of each box, int64 [K], 0 where there is none, and whether there is one."""
+    image = boxes[:, 0]
+    valid = (image > -1) & (image < batch)  # false for NaN; fractions are cut off, as mmcv does
+    return torch.where(valid, image, 0).long(), valid
+
+
+def check_images(operator: str, boxes: Tensor, batch: int) -> None:
+    """IndexError for a box of an image that is not there."""
+    if not bool(images_of(boxes, batch)[1].all()):
+        raise IndexError(f"{operator}: boxes must name images from 0 to {batch - 1} in column 0, and do not")

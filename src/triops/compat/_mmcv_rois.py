@@ -1,0 +1,52 @@
+"""RoI pooling of `mmcv._ext`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triops._dtypes import compute_dtype
+from triops._rois import HALVES, format_of
+from triops.ops.roi_align import roi_align_backward as _align_backward
+from triops.ops.roi_align import roi_align_forward as _align_forward
+
+POOL_MODES = ("max", "avg")
+
+
+def roi_align_forward(
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, aligned_height: int,
+    aligned_width: int, spatial_scale: float, sampling_ratio: int, pool_mode: int, aligned: bool,
+) -> None:  # fmt: skip
+    pooled, y, x = _align_forward(
+        input, _fitting(rois, input), aligned_height, aligned_width, spatial_scale, sampling_ratio, bool(aligned),
+        POOL_MODES[pool_mode],
+    )  # fmt: skip
+    output.copy_(pooled)
+    if POOL_MODES[pool_mode] == "max":  # a mean has no position: mmcv passes two empty tensors
+        argmax_y.copy_(y)
+        argmax_x.copy_(x)
+
+
+def roi_align_backward(
+    grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor, grad_input: Tensor, aligned_height: int,
+    aligned_width: int, spatial_scale: float, sampling_ratio: int, pool_mode: int, aligned: bool,
+) -> None:  # fmt: skip
+    real, (batch, _, height, width) = compute_dtype(grad_output.dtype), grad_input.shape
+    grad_input += _align_backward(
+        grad_output, _fitting(rois, grad_output), argmax_y.to(real), argmax_x.to(real), batch, height, width,
+        spatial_scale, sampling_ratio, bool(aligned), POOL_MODES[pool_mode],
+        format_of(grad_input) == torch.channels_last,
+    )  # fmt: skip
+
+
+def _fitting(rois: Tensor, features: Tensor) -> Tensor:
+    """Autocast mixes dtypes; float32 boxes of half features stay as they are."""
+    return rois if features.dtype in HALVES and rois.dtype == torch.float32 else rois.to(features.dtype)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (roi_align_forward, roi_align_backward)
+}

@@ -1,0 +1,434 @@
+"""roi_align on CPU.
+
+A mean of bilinear samples is separable: the samples of a bin become pixels with weights ("taps") along y and along x,
+each pixel once, and the bin is the sum over both. Taps are found once per box and serve all channels. Planes of an
+NCHW map are read four at a time, which shares the loads of taps among them; a channels-last map is read in vectors of
+channels. A maximum needs every sample by itself; they too are located once per box.
+
+Backward: a thread takes channels of one image, so that no two add to one pixel, and walks the boxes in order.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from triops._cpu.jit import inline, jit
+from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.threads import run
+from triops._dtypes import compute_dtype
+from triops._rois import check_images, empty_in_format, format_of
+from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, empty_outputs
+
+VALUES_PER_THREAD = 100_000  # channels times taps worth a thread
+BLOCK = 16  # channels per work item of the backward
+FEW = 8  # samples of a bin that are all visited, wherever they lie
+
+
+class Rules(NamedTuple):
+    batch: int
+    channels: int
+    height: int
+    width: int
+    rows: int  # of bins
+    columns: int
+    ratio: int
+    aligned: bool
+    channels_last: bool
+
+
+def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
+    check_images("roi_align", boxes, input.shape[0])
+    output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
+    if input.numel() == 0 or output.numel() == 0:
+        return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
+    real = compute_dtype(input.dtype)
+    layout = format_of(input)
+    values = output if output.dtype == real else torch.empty_like(output, dtype=real)
+    in_huge_pages(values)
+    batch, channels, height, width = input.shape
+    rules = Rules(batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0), bool(aligned),
+                  layout == torch.channels_last)  # fmt: skip
+    scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
+    grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
+    operands = _flat(input.to(real), layout), as_numpy(boxes.to(real)), scale, rules, _flat(values, layout)
+    if mode == "avg":
+        run(_average, len(boxes), grain, *operands)
+    else:
+        run(_maximum, len(boxes), grain, *operands, *(_flat(p, layout) for p in positions))
+    if values is not output:
+        output.copy_(values)
+    return output, positions[0], positions[1]
+
+
+def roi_align_backward(
+    grad_output, boxes, argmax_y, argmax_x, batch, height, width, spatial_scale, sampling_ratio, aligned, mode,
+    channels_last,
+):  # fmt: skip
+    check_images("roi_align_backward", boxes, batch)
+    channels, rows, columns = grad_output.shape[1:]
+    real = compute_dtype(grad_output.dtype)
+    out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
+    if out.numel() == 0 or grad_output.numel() == 0:
+        return out.zero_()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    rules = Rules(batch, channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), channels_last)
+    sums = zeros(out.numel(), dtype=real)
+    block = 4 * BLOCK if channels_last else BLOCK
+    items = batch * -(-channels // block)
+    grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-len(boxes) // batch)))
+    given, boxes = _flat(grad_output.to(real), layout), as_numpy(boxes.to(real))
+    if mode == "avg":
+        scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
+        run(_give_back_average, items, grain, given, boxes, scale, rules, block, as_numpy(sums))
+    else:
+        positions = _flat(argmax_y, layout), _flat(argmax_x, layout)
+        run(_give_back_maximum, items, grain, given, boxes, *positions, rules, block, as_numpy(sums))
+    if channels_last:
+        return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
+    return sums.view(out.shape).to(grad_output.dtype)
+
+
+def _flat(tensor, memory_format):
+    """A 4D tensor's elements in their order in memory, once it lies in the given format."""
+    if memory_format == torch.channels_last:
+        tensor = tensor.permute(0, 2, 3, 1)
+    return as_numpy(tensor).reshape(-1)
+
+
+# Positions
+
+
+@jit
+def _cut(low, high, scale, aligned, pooled, ratio):
+    """Start of a box along an axis, length of a bin, samples of a bin, and whether the box is finite."""
+    real = scale.dtype.type
+    offset = real(0.5) if aligned else real(0)
+    start = low * scale[0] - offset
+    extent = (high * scale[0] - offset) - start
+    if not (np.isfinite(start) and np.isfinite(extent)):
+        return real(0), real(0), np.int64(0), False
+    if not aligned:
+        extent = max(extent, real(1))
+    length = extent / real(pooled)
+    samples = np.int64(ratio)
+    if ratio == 0:
+        wanted = np.ceil(np.float32(length))
+        samples = np.int64(min(max(wanted, np.float32(0)), np.float32(MOST_SAMPLES)))
+    return start, length, samples, True
+
+
+@jit
+def _range(base, length, samples, size, ratio):
+    """Samples [begin, end) of a bin, among which are all those on the map."""
+    if ratio > 0 or samples <= FEW:
+        return np.int64(0), samples
+    step = np.float64(length) / samples  # about a pixel or more
+    begin = np.floor((-1 - np.float64(base)) / step - 0.5) - 1
+    end = np.ceil((size - np.float64(base)) / step - 0.5) + 2
+    begin = np.int64(min(max(begin, 0.0), np.float64(samples)))
+    return begin, max(begin, np.int64(min(max(end, 0.0), np.float64(samples))))
+
+
+@jit
+def _neighbors(position, size, like):
+    """Whether a position is on an axis of the map, the two pixels around it, and the share of the second."""
+    real = like.dtype.type
+    if not (position >= real(-1) and position <= real(size)):
+        return False, np.int64(0), np.int64(0), real(0)
+    position = min(max(position, real(0)), real(size - 1))
+    low = min(np.int64(position), size - 1)
+    return True, low, min(low + 1, size - 1), position - real(low)
+
+
+@jit
+def _find_taps(start, length, samples, pooled, size, ratio, firsts, pixels, weights):
+    """Pixels and weights of each bin along an axis: those of bin p are [firsts[p], firsts[p + 1])."""
+    real = weights.dtype.type
+    count = np.int64(0)
+    for p in range(pooled):
+        firsts[p] = first = count
+        base = start + real(p) * length
+        begin, end = _range(base, length, samples, size, ratio)
+        for i in range(begin, end):
+            position = base + (real(i) + real(0.5)) * length / real(samples)
+            on_map, low, high, part = _neighbors(position, size, weights)
+            if not on_map:
+                continue
+            # Positions ascend unless the box is turned around: what is already there are the last one or two.
+            at = count
+            if count > first and pixels[count - 1] == low:
+                at = count - 1
+            elif count > first + 1 and pixels[count - 2] == low:
+                at = count - 2
+            for pixel, weight in ((low, real(1) - part), (high, part)):
+                if at > first and at == count and pixels[at - 1] == pixel:
+                    at -= 1
+                if at == count:
+                    pixels[at], weights[at] = pixel, real(0)
+                    count += 1
+                weights[at] += weight
+                at += 1
+    firsts[pooled] = count
+
+
+@jit
+def _most_taps(pooled, size, ratio):
+    return pooled * (2 * ratio if ratio > 0 else size) + 2
+
+
+@jit
+def _box_taps(box, scale, rules, taps):
+    """Fill the taps of a box along y and x -> the number of samples per bin, at least 1; 0 for a box off the map."""
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    y, length_y, samples_y, finite_y = _cut(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
+    x, length_x, samples_x, finite_x = _cut(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
+    if not (finite_y and finite_x):
+        return scale.dtype.type(0)
+    _find_taps(y, length_y, samples_y, rules.rows, rules.height, rules.ratio, firsts_y, pixels_y, weights_y)
+    _find_taps(x, length_x, samples_x, rules.columns, rules.width, rules.ratio, firsts_x, pixels_x, weights_x)
+    real = scale.dtype.type
+    return max(real(samples_y) * real(samples_x), real(1))
+
+
+@inline
+def _empty_taps(rules, like):
+    most_y = _most_taps(rules.rows, rules.height, rules.ratio)
+    most_x = _most_taps(rules.columns, rules.width, rules.ratio)
+    return (
+        np.empty(rules.rows + 1, np.int64), np.empty(most_y, np.int64), np.empty(most_y, like.dtype),
+        np.empty(rules.columns + 1, np.int64), np.empty(most_x, np.int64), np.empty(most_x, like.dtype),
+    )  # fmt: skip
+
+
+# Forward
+
+
+@jit
+def _average(begin, end, input, boxes, scale, rules, output):
+    taps = _empty_taps(rules, output)
+    size = rules.channels * rules.rows * rules.columns
+    for k in range(begin, end):
+        count = _box_taps(boxes[k], scale, rules, taps)
+        if count == 0:
+            output[k * size : (k + 1) * size] = 0
+            continue
+        image = np.int64(boxes[k, 0]) * rules.channels * rules.height * rules.width
+        if rules.channels_last:
+            _average_vectors(input, image, taps, rules, count, output, k * size)
+            continue
+        plane = rules.height * rules.width
+        c = 0
+        while c + 4 <= rules.channels:
+            _average_planes(input, image + c * plane, plane, taps, rules, count, output, k * size, c)
+            c += 4
+        while c < rules.channels:
+            _average_planes(input, image + c * plane, 0, taps, rules, count, output, k * size, c)
+            c += 1
+
+
+@jit
+def _average_planes(input, first, plane, taps, rules, count, output, to, c):
+    """Four planes from input[first] on, or with plane = 0 one of them four times."""
+    real = output.dtype.type
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    bins = rules.rows * rules.columns
+    to += c * bins
+    step = bins if plane > 0 else 0
+    for p in range(rules.rows):
+        for q in range(rules.columns):
+            s0, s1, s2, s3 = real(0), real(0), real(0), real(0)
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                row = first + pixels_y[i] * rules.width
+                r0, r1, r2, r3 = real(0), real(0), real(0), real(0)
+                for j in range(firsts_x[q], firsts_x[q + 1]):
+                    at, weight = row + pixels_x[j], weights_x[j]
+                    r0 += weight * input[at]
+                    r1 += weight * input[at + plane]
+                    r2 += weight * input[at + 2 * plane]
+                    r3 += weight * input[at + 3 * plane]
+                weight = weights_y[i]
+                s0 += weight * r0
+                s1 += weight * r1
+                s2 += weight * r2
+                s3 += weight * r3
+            output[to] = s0 / count
+            output[to + step] = s1 / count
+            output[to + 2 * step] = s2 / count
+            output[to + 3 * step] = s3 / count
+            to += 1
+
+
+@jit
+def _average_vectors(input, image, taps, rules, count, output, to):
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    channels = np.uint64(rules.channels)
+    total = np.empty(rules.channels, output.dtype)
+    for p in range(rules.rows):
+        for q in range(rules.columns):
+            total[:] = 0
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                row = image + pixels_y[i] * rules.width * rules.channels
+                j, last = firsts_x[q], firsts_x[q + 1]
+                while j + 2 <= last:
+                    left = input[row + pixels_x[j] * rules.channels :]
+                    right = input[row + pixels_x[j + 1] * rules.channels :]
+                    u, v = weights_y[i] * weights_x[j], weights_y[i] * weights_x[j + 1]
+                    for c in range(channels):
+                        total[c] += u * left[c] + v * right[c]
+                    j += 2
+                if j < last:
+                    left = input[row + pixels_x[j] * rules.channels :]
+                    u = weights_y[i] * weights_x[j]
+                    for c in range(channels):
+                        total[c] += u * left[c]
+            for c in range(channels):
+                output[to + np.int64(c)] = total[c] / count
+            to += rules.channels
+
+
+@jit
+def _maximum(begin, end, input, boxes, scale, rules, output, argmax_y, argmax_x):
+    """Every sample in the order of rows; those further off the map are skipped, as one 0 stands for all of them."""
+    real = output.dtype.type
+    bins = rules.rows * rules.columns
+    pixel = rules.channels if rules.channels_last else 1
+    plane = 1 if rules.channels_last else rules.height * rules.width
+    step = 1 if rules.channels_last else bins
+    for k in range(begin, end):
+        box = boxes[k]
+        y0, length_y, samples_y, finite_y = _cut(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
+        x0, length_x, samples_x, finite_x = _cut(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
+        image = np.int64(box[0]) * rules.channels * rules.height * rules.width
+        for b in range(bins):
+            to = (k * bins + b) * rules.channels if rules.channels_last else k * rules.channels * bins + b
+            place = to, step, rules.channels
+            _start(output, argmax_y, argmax_x, place, real(LOWEST) if finite_y and finite_x else real(0))
+            if samples_y == 0 or samples_x == 0:
+                continue
+            base_y = y0 + real(b // rules.columns) * length_y
+            base_x = x0 + real(b % rules.columns) * length_x
+            begin_y, end_y = _range(base_y, length_y, samples_y, rules.height, rules.ratio)
+            begin_x, end_x = _range(base_x, length_x, samples_x, rules.width, rules.ratio)
+            if begin_y > 0 or begin_x > 0:
+                _compete_with_zero(output, argmax_y, argmax_x, place)
+            for i in range(begin_y, end_y):
+                y = base_y + (real(i) + real(0.5)) * length_y / real(samples_y)
+                on_y, low_y, high_y, part_y = _neighbors(y, rules.height, output)
+                for j in range(begin_x, end_x):
+                    x = base_x + (real(j) + real(0.5)) * length_x / real(samples_x)
+                    on_x, low_x, high_x, part_x = _neighbors(x, rules.width, output)
+                    if not (on_y and on_x):
+                        _compete_with_zero(output, argmax_y, argmax_x, place)
+                        continue
+                    rest_y, rest_x = real(1) - part_y, real(1) - part_x
+                    w0, w1, w2, w3 = rest_y * rest_x, rest_y * part_x, part_y * rest_x, part_y * part_x
+                    o0 = image + (low_y * rules.width + low_x) * pixel
+                    o1 = image + (low_y * rules.width + high_x) * pixel
+                    o2 = image + (high_y * rules.width + low_x) * pixel
+                    o3 = image + (high_y * rules.width + high_x) * pixel
+                    for c in range(rules.channels):
+                        value = w0 * input[o0 + c * plane]
+                        value += w1 * input[o1 + c * plane]
+                        value += w2 * input[o2 + c * plane]
+                        value += w3 * input[o3 + c * plane]
+                        if value > output[to + c * step]:
+                            output[to + c * step] = value
+                            argmax_y[to + c * step] = y
+                            argmax_x[to + c * step] = x
+                if end_x < samples_x:
+                    _compete_with_zero(output, argmax_y, argmax_x, place)
+            if end_y < samples_y:
+                _compete_with_zero(output, argmax_y, argmax_x, place)
+
+
+@jit
+def _start(output, argmax_y, argmax_x, place, value):
+    to, step, channels = place
+    for c in range(channels):
+        output[to + c * step] = value
+        argmax_y[to + c * step] = argmax_x[to + c * step] = NOWHERE
+
+
+@jit
+def _compete_with_zero(output, argmax_y, argmax_x, place):
+    """A sample off the map is a 0 that competes."""
+    to, step, channels = place
+    zero = output.dtype.type(0)
+    for c in range(channels):
+        if zero > output[to + c * step]:
+            output[to + c * step] = zero
+            argmax_y[to + c * step] = argmax_x[to + c * step] = NOWHERE
+
+
+# Backward
+
+
+@jit
+def _give_back_average(begin, end, given, boxes, scale, rules, block, grad):
+    """An item is a block of channels of one image."""
+    taps = _empty_taps(rules, grad)
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    blocks, bins, plane = -(-rules.channels // block), rules.rows * rules.columns, rules.height * rules.width
+    share = np.empty(block, grad.dtype)
+    for item in range(begin, end):
+        n, first = item // blocks, item % blocks * block
+        channels = min(block, rules.channels - first)
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
+                continue
+            count = _box_taps(boxes[k], scale, rules, taps)
+            if count == 0:
+                continue
+            if rules.channels_last:
+                for b in range(bins):
+                    p, q = b // rules.columns, b % rules.columns
+                    read = (k * bins + b) * rules.channels + first
+                    for c in range(channels):
+                        share[c] = given[read + c] / count
+                    for i in range(firsts_y[p], firsts_y[p + 1]):
+                        for j in range(firsts_x[q], firsts_x[q + 1]):
+                            pixel = pixels_y[i] * rules.width + pixels_x[j]
+                            target = grad[(n * plane + pixel) * rules.channels + first :]
+                            weight = weights_y[i] * weights_x[j]
+                            for c in range(np.uint64(channels)):
+                                target[c] += weight * share[c]
+                continue
+            for c in range(channels):
+                read, to = (k * rules.channels + first + c) * bins, (n * rules.channels + first + c) * plane
+                for p in range(rules.rows):
+                    for i in range(firsts_y[p], firsts_y[p + 1]):
+                        row, weight = to + pixels_y[i] * rules.width, weights_y[i]
+                        for q in range(rules.columns):
+                            value = weight * (given[read + p * rules.columns + q] / count)
+                            for j in range(firsts_x[q], firsts_x[q + 1]):
+                                grad[row + pixels_x[j]] += value * weights_x[j]
+
+
+@jit
+def _give_back_maximum(begin, end, given, boxes, argmax_y, argmax_x, rules, block, grad):
+    real = grad.dtype.type
+    blocks, bins, plane = -(-rules.channels // block), rules.rows * rules.columns, rules.height * rules.width
+    pixel = rules.channels if rules.channels_last else 1
+    for item in range(begin, end):
+        n, first = item // blocks, item % blocks * block
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
+                continue
+            for c in range(first, min(first + block, rules.channels)):
+                to = n * rules.channels * plane + (c if rules.channels_last else c * plane)
+                for b in range(bins):
+                    read = (
+                        (k * bins + b) * rules.channels + c
+                        if rules.channels_last
+                        else (k * rules.channels + c) * bins + b
+                    )
+                    on_y, low_y, high_y, part_y = _neighbors(argmax_y[read], rules.height, grad)
+                    on_x, low_x, high_x, part_x = _neighbors(argmax_x[read], rules.width, grad)
+                    if not (on_y and on_x):
+                        continue
+                    value, rest_y, rest_x = given[read], real(1) - part_y, real(1) - part_x
+                    grad[to + (low_y * rules.width + low_x) * pixel] += rest_y * rest_x * value
+                    grad[to + (low_y * rules.width + high_x) * pixel] += rest_y * part_x * value
+                    grad[to + (high_y * rules.width + low_x) * pixel] += part_y * rest_x * value
+                    grad[to + (high_y * rules.width + high_x) * pixel] += part_y * part_x * value

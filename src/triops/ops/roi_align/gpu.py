@@ -1,0 +1,377 @@
+"""roi_align on GPU: a program takes a block of bins of one box and a block of channels.
+
+Channels lie across the lanes where the map is channels-last, bins where it is NCHW. Positions are worked out once per
+bin and sample. Each bin begins with its own first sample near the map, so that a box far larger than the map costs no
+more steps than the map has pixels. The gradient is added up by atomics in float32; where deterministic algorithms are
+asked for, one program per image and block of channels walks boxes and bins in order, one lane per channel.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _gpu
+from triops._dtypes import compute_dtype
+from triops._gpu.arithmetic import as_mask, divide, from_bits
+from triops._rois import empty_in_format, format_of
+from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, check_boxes, empty_outputs
+
+NUMBERS = {2: 256, 4: 128, 8: 128}  # bins times channels of a program of one warp, by the bytes of an element
+MOST_CHANNELS = 256
+BINS = 64  # of a program, where lanes lie along bins
+FEW = tl.constexpr(8)  # samples of a bin that are all visited, wherever they lie
+MOST = tl.constexpr(float(MOST_SAMPLES))
+LEAST = tl.constexpr(LOWEST)
+OFF = tl.constexpr(NOWHERE)
+
+
+def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
+    _check_boxes("roi_align", boxes, input.shape[0])
+    output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
+    if input.numel() == 0 or output.numel() == 0:
+        return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
+    batch, channels, height, width = input.shape
+    layout = format_of(input)
+    channels_last, maximum = layout == torch.channels_last, mode == "max"
+    bins = pooled_height * pooled_width
+    bin_block, channel_block = _tile(bins, channels, input.element_size(), channels_last)
+    blocks = _gpu.cdiv(bins, bin_block)
+    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
+        input.contiguous(memory_format=layout), boxes.contiguous(), output,
+        positions[0] if maximum else output, positions[1] if maximum else output,
+        batch, channels, height, width, pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale),
+        max(sampling_ratio, 0),
+        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
+        BINS=bin_block, CHANNELS=channel_block, num_warps=_warps(bin_block * channel_block), enable_fp_fusion=False,
+    )  # fmt: skip
+    return output, positions[0], positions[1]
+
+
+def roi_align_backward(
+    grad_output, boxes, argmax_y, argmax_x, batch, height, width, spatial_scale, sampling_ratio, aligned, mode,
+    channels_last,
+):  # fmt: skip
+    _check_boxes("roi_align_backward", boxes, batch)
+    total, channels, rows, columns = grad_output.shape
+    shape = (batch, channels, height, width)
+    real = compute_dtype(grad_output.dtype)
+    grad = empty_in_format(shape, real, grad_output.device, channels_last).zero_()
+    if grad.numel() and grad_output.numel():
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        maximum, in_order = mode == "max", torch.are_deterministic_algorithms_enabled()
+        bin_block, channel_block = _tile(rows * columns, channels, real.itemsize, channels_last)
+        if in_order:
+            bin_block, channel_block = 1, 32
+        blocks = _gpu.cdiv(rows * columns, bin_block)
+        given = grad_output.contiguous(memory_format=layout)
+        argmax_y, argmax_x = (
+            (p.contiguous(memory_format=layout) for p in (argmax_y, argmax_x)) if maximum else (grad, grad)
+        )
+        _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+            given, boxes.contiguous(), argmax_y, argmax_x, grad, total, batch, channels, height, width, rows, columns,
+            blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
+            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
+            IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
+            num_warps=1 if in_order else _warps(bin_block * channel_block), enable_fp_fusion=False,
+        )  # fmt: skip
+    return grad.to(grad_output.dtype)
+
+
+def _check_boxes(operator, boxes, batch):
+    if boxes.device.type != "cpu":  # CPU tensors: the interpreter stands in for a GPU
+        check_boxes(operator, boxes, batch)
+
+
+def _tile(bins, channels, element_size, channels_last):
+    """-> bins and channels of a program, powers of two."""
+    numbers = NUMBERS[element_size]
+    if channels_last:
+        block = min(_gpu.next_power_of_2(channels), MOST_CHANNELS)
+        return max(1, min(_gpu.block(numbers, interpreted=8192) // block, _gpu.next_power_of_2(bins))), block
+    block = min(_gpu.next_power_of_2(bins), BINS)
+    return block, max(1, min(_gpu.block(numbers, interpreted=8192) // block, _gpu.next_power_of_2(channels)))
+
+
+def _warps(numbers):
+    return max(1, min(numbers // 256, 4))
+
+
+@triton.jit
+def _image(boxes, roi, batch):
+    """The image of a box, and whether there is one."""
+    image = tl.load(boxes + roi * 5)
+    valid = (image > -1) & (image < batch)
+    return tl.where(valid, image, 0).to(tl.int64), valid
+
+
+@triton.jit
+def _cut(boxes, roi, axis, scale, pooled, ratio, ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr):
+    """Start of a box along an axis, length of a bin, samples of a bin, and whether the box is finite."""
+    offset: tl.constexpr = 0.5 if ALIGNED else 0.0
+    start = tl.load(boxes + roi * 5 + 1 + axis).to(REAL) * scale - offset
+    extent = (tl.load(boxes + roi * 5 + 3 + axis).to(REAL) * scale - offset) - start
+    finite = (tl.abs(start) < float("inf")) & (tl.abs(extent) < float("inf"))
+    start = tl.where(finite, start, 0.0)
+    extent = tl.where(finite, extent, 0.0)
+    if not ALIGNED:
+        extent = tl.maximum(extent, 1.0)
+    length = divide(extent, tl.cast(pooled, REAL))
+    if ADAPTIVE:
+        samples = tl.minimum(tl.maximum(tl.ceil(length.to(tl.float32)), 0.0), MOST).to(tl.int32)
+    else:
+        samples = tl.cast(ratio, tl.int32)
+    return start, length, tl.where(finite, samples, 0), finite
+
+
+@triton.jit
+def _range(base, length, samples, size, ADAPTIVE: tl.constexpr):
+    """Samples [begin, end) of each bin, among which are all those on the map."""
+    REAL: tl.constexpr = base.dtype
+    begin = tl.zeros(base.shape, tl.int32)
+    end = begin + samples
+    if ADAPTIVE:
+        count = samples.to(REAL)
+        step = length / tl.maximum(count, 1.0)  # about a pixel or more where there are many
+        low = tl.floor((-1.0 - base) / step - 0.5) - 1.0
+        high = tl.ceil((tl.cast(size, REAL) - base) / step - 0.5) + 2.0
+        many = as_mask(samples > FEW, base)
+        low = tl.minimum(tl.maximum(tl.where(many, low, 0.0), 0.0), count)
+        high = tl.minimum(tl.maximum(tl.where(many, high, count), 0.0), count)
+        begin = low.to(tl.int32)
+        end = tl.maximum(begin, high.to(tl.int32))
+    return begin, end
+
+
+@triton.jit
+def _position(base, length, samples, sample):
+    REAL: tl.constexpr = base.dtype
+    along = (sample.to(REAL) + 0.5) * length
+    return base + divide(along, tl.zeros(base.shape, REAL) + tl.maximum(samples, 1).to(REAL))
+
+
+@triton.jit
+def _neighbors(position, size):
+    """Whether a position is on one axis of the map, the two pixels around it, and the share of the second."""
+    end = tl.cast(size, position.dtype)
+    on_map = (position >= -1.0) & (position <= end)
+    position = tl.where(on_map, tl.minimum(tl.maximum(position, 0.0), end - 1.0), 0.0)
+    low = tl.minimum(position.to(tl.int32), size - 1)
+    return on_map, low, tl.minimum(low + 1, size - 1), position - low.to(position.dtype)
+
+
+@triton.jit
+def _bins(x, CHANNELS_LAST: tl.constexpr):
+    """A block of bins as one side of a tile."""
+    if CHANNELS_LAST:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def _channels(x, CHANNELS_LAST: tl.constexpr):
+    if CHANNELS_LAST:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def _addresses(roi, number, channel, bins, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of a tile of the outputs."""
+    at = _bins(number, CHANNELS_LAST).to(tl.int64)
+    c = _channels(channel, CHANNELS_LAST).to(tl.int64)
+    if CHANNELS_LAST:
+        return (roi * bins + at) * channels + c
+    else:
+        return (roi * channels + c) * bins + at
+
+
+@triton.jit
+def _pixels(row, column, width, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of a block of pixels, one per bin."""
+    at = row.to(tl.int64) * width + column
+    if CHANNELS_LAST:
+        at = at * channels
+    return _bins(at, CHANNELS_LAST)
+
+
+@triton.jit
+def _plane(image, channel, height, width, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of the first pixel of each channel of an image."""
+    c = _channels(channel, CHANNELS_LAST).to(tl.int64)
+    size = tl.cast(height, tl.int64) * width
+    if CHANNELS_LAST:
+        return image * size * channels + c
+    else:
+        return (image * channels + c) * size
+
+
+@_gpu.kernel(specialize=("channels",))
+def _forward_kernel(
+    input, boxes, output, argmax_y, argmax_x, batch, channels, height, width, rows, columns, blocks, scale, ratio,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    BINS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
+    roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
+    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    bins = rows * columns
+    valid = _bins(number < bins, CHANNELS_LAST) & _channels(channel < channels, CHANNELS_LAST)
+    image, exists = _image(boxes, roi, batch)
+    factor = from_bits(scale, REAL)
+    start_y, length_y, samples_y, finite_y = _cut(boxes, roi, 1, factor, rows, ratio, ADAPTIVE, ALIGNED, REAL)
+    start_x, length_x, samples_x, finite_x = _cut(boxes, roi, 0, factor, columns, ratio, ADAPTIVE, ALIGNED, REAL)
+    readable = exists & finite_y & finite_x
+    base_y = start_y + (number // columns).to(REAL) * length_y
+    base_x = start_x + (number % columns).to(REAL) * length_x
+    begin_y, end_y = _range(base_y, length_y, samples_y, height, ADAPTIVE)
+    begin_x, end_x = _range(base_x, length_x, samples_x, width, ADAPTIVE)
+    steps_y = tl.where(readable, tl.max(end_y - begin_y, 0), 0)
+    steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
+    plane = input + _plane(image, channel, height, width, channels, CHANNELS_LAST)
+    nothing = tl.zeros([BINS, CHANNELS] if CHANNELS_LAST else [CHANNELS, BINS], REAL)
+    result = nothing
+    best_y = nothing + OFF
+    best_x = nothing + OFF
+    some = readable & (samples_y > 0) & (samples_x > 0)
+    if MAXIMUM:
+        # What is skipped in front is a 0 that competes first.
+        skipped = ((begin_y > 0) | (begin_x > 0)) & as_mask(some, begin_y)
+        result = tl.where(_bins(skipped, CHANNELS_LAST), nothing, nothing + LEAST)
+        result = tl.where(readable, result, 0.0)
+    for i in range(steps_y):
+        sample_y = begin_y + i
+        within_y = sample_y < end_y
+        y = _position(base_y, length_y, samples_y, sample_y)
+        on_y, low_y, high_y, part_y = _neighbors(y, height)
+        on_y = on_y & within_y
+        for j in range(steps_x):
+            sample_x = begin_x + j
+            within_x = sample_x < end_x
+            x = _position(base_x, length_x, samples_x, sample_x)
+            on_x, low_x, high_x, part_x = _neighbors(x, width)
+            on_map = on_y & on_x & within_x
+            load = _bins(on_map, CHANNELS_LAST) & valid
+            rest_y = 1.0 - part_y
+            rest_x = 1.0 - part_x
+            at = plane + _pixels(low_y, low_x, width, channels, CHANNELS_LAST)
+            value = _bins(rest_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
+            at = plane + _pixels(low_y, high_x, width, channels, CHANNELS_LAST)
+            value = value + _bins(rest_y * part_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
+            at = plane + _pixels(high_y, low_x, width, channels, CHANNELS_LAST)
+            value = value + _bins(part_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
+            at = plane + _pixels(high_y, high_x, width, channels, CHANNELS_LAST)
+            value = value + _bins(part_y * part_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
+            if MAXIMUM:
+                greater = _bins(within_y & within_x, CHANNELS_LAST) & (value > result)
+                result = tl.where(greater, value, result)
+                best_y = tl.where(greater, _bins(tl.where(on_map, y, OFF), CHANNELS_LAST), best_y)
+                best_x = tl.where(greater, _bins(tl.where(on_map, x, OFF), CHANNELS_LAST), best_x)
+            else:
+                result = result + value
+        if MAXIMUM:
+            behind = _bins(within_y & (end_x < samples_x), CHANNELS_LAST) & (result < 0.0)
+            result = tl.where(behind, 0.0, result)
+            best_y = tl.where(behind, OFF, best_y)
+            best_x = tl.where(behind, OFF, best_x)
+    to = _addresses(roi, number, channel, bins, channels, CHANNELS_LAST)
+    if MAXIMUM:
+        behind = _bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
+        result = tl.where(behind, 0.0, result)
+        tl.store(argmax_y + to, tl.where(behind, OFF, best_y), mask=valid)
+        tl.store(argmax_x + to, tl.where(behind, OFF, best_x), mask=valid)
+    else:
+        count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
+        result = divide(result, nothing + count)
+    tl.store(output + to, result.to(output.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _add(at, weight, given, mask, CHANNELS_LAST: tl.constexpr):
+    tl.atomic_add(at, _bins(weight, CHANNELS_LAST) * given, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _give_back(
+    given, boxes, argmax_y, argmax_x, grad, roi, block, own_image, batch, channels, height, width, rows, columns,
+    factor, ratio,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
+    REAL: tl.constexpr = factor.dtype
+    number = block * BINS + tl.arange(0, BINS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    bins = rows * columns
+    valid = _bins(number < bins, CHANNELS_LAST) & _channels(channel < channels, CHANNELS_LAST)
+    image, readable = _image(boxes, roi, batch)
+    if IN_ORDER:
+        readable = readable & (image == own_image)
+    plane = grad + _plane(image, channel, height, width, channels, CHANNELS_LAST)
+    source = _addresses(roi, number, channel, bins, channels, CHANNELS_LAST)
+    if MAXIMUM:
+        valid = valid & as_mask(readable, valid)
+        value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
+        on_y, low_y, high_y, part_y = _neighbors(tl.load(argmax_y + source, mask=valid, other=OFF), height)
+        on_x, low_x, high_x, part_x = _neighbors(tl.load(argmax_x + source, mask=valid, other=OFF), width)
+        mask = valid & on_y & on_x
+        stride = channels if CHANNELS_LAST else 1
+        for down in tl.static_range(2):
+            for right in tl.static_range(2):
+                weight = (part_y if down else 1.0 - part_y) * (part_x if right else 1.0 - part_x)
+                at = (high_y if down else low_y).to(tl.int64) * width + (high_x if right else low_x)
+                tl.atomic_add(plane + at * stride, weight * value, mask=mask, sem="relaxed")
+    else:
+        start_y, length_y, samples_y, finite_y = _cut(boxes, roi, 1, factor, rows, ratio, ADAPTIVE, ALIGNED, REAL)
+        start_x, length_x, samples_x, finite_x = _cut(boxes, roi, 0, factor, columns, ratio, ADAPTIVE, ALIGNED, REAL)
+        readable = readable & finite_y & finite_x
+        base_y = start_y + (number // columns).to(REAL) * length_y
+        base_x = start_x + (number % columns).to(REAL) * length_x
+        begin_y, end_y = _range(base_y, length_y, samples_y, height, ADAPTIVE)
+        begin_x, end_x = _range(base_x, length_x, samples_x, width, ADAPTIVE)
+        steps_y = tl.where(readable, tl.max(end_y - begin_y, 0), 0)
+        steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
+        value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
+        count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
+        value = divide(value, tl.zeros(value.shape, REAL) + count)
+        for i in range(steps_y):
+            y = _position(base_y, length_y, samples_y, begin_y + i)
+            on_y, low_y, high_y, part_y = _neighbors(y, height)
+            on_y = on_y & (begin_y + i < end_y)
+            for j in range(steps_x):
+                x = _position(base_x, length_x, samples_x, begin_x + j)
+                on_x, low_x, high_x, part_x = _neighbors(x, width)
+                mask = _bins(on_y & on_x & (begin_x + j < end_x), CHANNELS_LAST) & valid
+                for down in tl.static_range(2):
+                    for right in tl.static_range(2):
+                        weight = (part_y if down else 1.0 - part_y) * (part_x if right else 1.0 - part_x)
+                        at = _pixels(
+                            high_y if down else low_y, high_x if right else low_x, width, channels, CHANNELS_LAST
+                        )
+                        _add(plane + at, weight, value, mask, CHANNELS_LAST)
+
+
+@_gpu.kernel(specialize=("channels",))
+def _backward_kernel(
+    given, boxes, argmax_y, argmax_x, grad, total, batch, channels, height, width, rows, columns, blocks, scale, ratio,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = grad.dtype.element_ty
+    factor = from_bits(scale, REAL)
+    if IN_ORDER:
+        for roi in range(total):
+            for block in range(blocks):
+                _give_back(
+                    given, boxes, argmax_y, argmax_x, grad, tl.cast(roi, tl.int64), block, tl.program_id(0), batch,
+                    channels, height, width, rows, columns, factor, ratio,
+                    ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+                )  # fmt: skip
+    else:
+        _give_back(
+            given, boxes, argmax_y, argmax_x, grad, tl.cast(tl.program_id(0) // blocks, tl.int64),
+            tl.program_id(0) % blocks, 0, batch, channels, height, width, rows, columns, factor, ratio,
+            ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+        )  # fmt: skip
