@@ -26,6 +26,13 @@ def as_numpy(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().numpy()
 
 
+def flat(tensor: torch.Tensor, memory_format: torch.memory_format) -> Any:
+    """A 4D tensor's elements in their order in memory, once it lies in the given format."""
+    if memory_format == torch.channels_last:
+        tensor = tensor.permute(0, 2, 3, 1)
+    return as_numpy(tensor).reshape(-1)
+
+
 def in_huge_pages(tensor: torch.Tensor) -> None:
     """Ask Linux to back a large tensor that is about to be written with huge pages, as NumPy does for its arrays.
 

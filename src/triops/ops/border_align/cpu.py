@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, in_huge_pages
+from triops._cpu.memory import as_numpy, flat, in_huge_pages
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, Array, splat, transpose
 from triops._dtypes import compute_dtype
@@ -64,8 +64,8 @@ def border_align_forward(input, boxes, pool_size):
     layout = format_of(input)
     align = _align_channels_last if layout == torch.channels_last else _align_planes
     align(
-        _flat(input.to(real), layout), as_numpy(boxes.to(real)), *input.shape[2:], output.shape[1], pool_size,
-        _flat(values, layout), _flat(argmax, layout),
+        flat(input.to(real), layout), as_numpy(boxes.to(real)), *input.shape[2:], output.shape[1], pool_size,
+        flat(values, layout), flat(argmax, layout),
     )  # fmt: skip
     if values is not output:
         output.copy_(values)
@@ -132,19 +132,12 @@ def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
         layout = Gradient(height, width, channels, block, 1, 4 * total, 1, height * width)
     run(
         _scatter, batch * 4 * -(-channels // block), max(1, VALUES_PER_THREAD // (16 * block * max(total, 1))),
-        _flat(grad_output.to(real), memory), as_numpy(boxes.to(real)), _flat(argmax, memory),
-        layout, pool_size, _flat(grad, memory), out_of_range,
+        flat(grad_output.to(real), memory), as_numpy(boxes.to(real)), flat(argmax, memory),
+        layout, pool_size, flat(grad, memory), out_of_range,
     )  # fmt: skip
     if out_of_range[0]:
         refuse_argmax(pool_size)
     return grad.to(grad_output.dtype)
-
-
-def _flat(tensor, memory_format):
-    """A 4D tensor's elements in their order in memory, once it lies in the given format."""
-    if memory_format == torch.channels_last:
-        tensor = tensor.permute(0, 2, 3, 1)
-    return as_numpy(tensor).reshape(-1)
 
 
 # Positions

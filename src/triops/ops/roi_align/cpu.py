@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops._rois import check_images, empty_in_format, format_of
@@ -51,11 +51,11 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
                   layout == torch.channels_last)  # fmt: skip
     scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
     grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
-    operands = _flat(input.to(real), layout), as_numpy(boxes.to(real)), scale, rules, _flat(values, layout)
+    operands = flat(input.to(real), layout), as_numpy(boxes.to(real)), scale, rules, flat(values, layout)
     if mode == "avg":
         run(_average, len(boxes), grain, *operands)
     else:
-        run(_maximum, len(boxes), grain, *operands, *(_flat(p, layout) for p in positions))
+        run(_maximum, len(boxes), grain, *operands, *(flat(p, layout) for p in positions))
     if values is not output:
         output.copy_(values)
     return output, positions[0], positions[1]
@@ -77,23 +77,16 @@ def roi_align_backward(
     block = 4 * BLOCK if channels_last else BLOCK
     items = batch * -(-channels // block)
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-len(boxes) // batch)))
-    given, boxes = _flat(grad_output.to(real), layout), as_numpy(boxes.to(real))
+    given, boxes = flat(grad_output.to(real), layout), as_numpy(boxes.to(real))
     if mode == "avg":
         scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
         run(_give_back_average, items, grain, given, boxes, scale, rules, block, as_numpy(sums))
     else:
-        positions = _flat(argmax_y, layout), _flat(argmax_x, layout)
+        positions = flat(argmax_y, layout), flat(argmax_x, layout)
         run(_give_back_maximum, items, grain, given, boxes, *positions, rules, block, as_numpy(sums))
     if channels_last:
         return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
     return sums.view(out.shape).to(grad_output.dtype)
-
-
-def _flat(tensor, memory_format):
-    """A 4D tensor's elements in their order in memory, once it lies in the given format."""
-    if memory_format == torch.channels_last:
-        tensor = tensor.permute(0, 2, 3, 1)
-    return as_numpy(tensor).reshape(-1)
 
 
 # Positions
