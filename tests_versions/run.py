@@ -101,8 +101,9 @@ def run(python: Path, folder: Path) -> dict[str, Any]:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "tests", "-m", "versions", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-    if not report.exists():  # pytest itself could not run, or died
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    if not report.exists():
+        print(f"pytest ended with {done.returncode} and without a report")
         return {"passed": 0, "failed": 1, "skipped": 0, "seconds": 0}
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     total, failed, errors, skipped = (

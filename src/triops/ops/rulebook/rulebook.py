@@ -172,7 +172,7 @@ class Rulebook:
         True
         """
         tables = _prepared(self.tables, backward, TILE if tile is None else tile)
-        return self if tables is self.tables else self._with(tables)
+        return self if tables is None else self._with(tables)
 
     def copy_(self, other: Rulebook) -> Rulebook:
         """Take over another rulebook's sites, tables and plans in place, where captured CUDA graphs read them.
@@ -189,7 +189,7 @@ class Rulebook:
         tables = other.tables
         if self.tables.tiles is not None or self.tables.transposed_tiles is not None:
             tables = tables._replace(tiles=None, transposed_tiles=None)  # of this rulebook's tile
-        tables = _planned(tables, self.tables)
+        tables = _planned(tables, self.tables) or tables
         for mine, theirs in zip(self.tables, tables, strict=True):
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
                 mine.copy_(theirs)
@@ -230,8 +230,11 @@ class Rulebook:
         )
 
 
-def _prepared(tables: Tables, backward: bool, tile: int) -> Tables:
-    """The tables with the plans that their device's kernels read: pairs on CPU, tiles and (backward) pairs on GPU."""
+def _prepared(tables: Tables, backward: bool, tile: int) -> Tables | None:
+    """The tables with the plans that their device's kernels read: pairs on CPU, tiles and (backward) pairs on GPU.
+
+    None where nothing is missing: Dynamo of torch 2.8 and 2.9 does not trace a comparison of tuples by identity.
+    """
     gather, scatter = tables.gather, tables.scatter
     on_cpu, both = gather.device.type == "cpu", backward and not tables.mirrored
     tiled = tables.tiles is not None or tables.transposed_tiles is not None
@@ -246,8 +249,8 @@ def _prepared(tables: Tables, backward: bool, tile: int) -> Tables:
     return _planned(tables, wanted)
 
 
-def _planned(tables: Tables, wanted: Tables) -> Tables:
-    """The tables with every plan that `wanted` has, made where it is missing; themselves where none is."""
+def _planned(tables: Tables, wanted: Tables) -> Tables | None:
+    """The tables with every plan that `wanted` has, made where it is missing; None where none is."""
     gather, scatter, mirrored, _, tiles, transposed_tiles, pairs, transposed_pairs = tables
     inputs, outputs = scatter.shape[1], gather.shape[1]
     complete = True
@@ -260,7 +263,7 @@ def _planned(tables: Tables, wanted: Tables) -> Tables:
     if transposed_pairs is None and wanted.transposed_pairs is not None:
         transposed_pairs, complete = packed_pairs(scatter, outputs), False
     if complete:
-        return tables
+        return None
     # Not _replace, which Dynamo of torch 2.8 does not trace.
     return Tables(gather, scatter, mirrored, wanted.tile, tiles, transposed_tiles, pairs, transposed_pairs)
 
