@@ -85,7 +85,7 @@ def test_one_percent_off_the_smallest_value_of_any_operator_is_caught(operator: 
     ]
     assert not difference(right, right, error_scale(operator))
     for i, output in enumerate(right):
-        if not output.is_floating_point():
+        if not output.is_floating_point() or output.numel() == 0:
             continue
         size = output.abs()
         if error_scale(operator) == "row":
