@@ -207,6 +207,19 @@ def _plane(image, channel, height, width, channels, CHANNELS_LAST: tl.constexpr)
         return (image * channels + c) * size
 
 
+@triton.jit
+def _axis(
+    boxes, roi, axis, place, bins, size, factor, ratio,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """Of the bins at `place` along one axis of a map of `size` pixels: where they begin, length and samples of a bin,
+    the first sample to visit and the one behind the last, and whether the box is finite."""
+    start, length, samples, finite = _cut(boxes, roi, axis, factor, bins, ratio, ADAPTIVE, ALIGNED, REAL)
+    base = start + place.to(REAL) * length
+    begin, end = _range(base, length, samples, size, ADAPTIVE)
+    return base, length, samples, begin, end, finite
+
+
 @_gpu.kernel(specialize=("channels",))
 def _forward_kernel(
     input, boxes, output, argmax_y, argmax_x, batch, channels, height, width, rows, columns, blocks, scale, ratio,
@@ -221,13 +234,13 @@ def _forward_kernel(
     valid = _bins(number < bins, CHANNELS_LAST) & _channels(channel < channels, CHANNELS_LAST)
     image, exists = _image(boxes, roi, batch)
     factor = from_bits(scale, REAL)
-    start_y, length_y, samples_y, finite_y = _cut(boxes, roi, 1, factor, rows, ratio, ADAPTIVE, ALIGNED, REAL)
-    start_x, length_x, samples_x, finite_x = _cut(boxes, roi, 0, factor, columns, ratio, ADAPTIVE, ALIGNED, REAL)
+    base_y, length_y, samples_y, begin_y, end_y, finite_y = _axis(
+        boxes, roi, 1, number // columns, rows, height, factor, ratio, ADAPTIVE, ALIGNED, REAL
+    )
+    base_x, length_x, samples_x, begin_x, end_x, finite_x = _axis(
+        boxes, roi, 0, number % columns, columns, width, factor, ratio, ADAPTIVE, ALIGNED, REAL
+    )
     readable = exists & finite_y & finite_x
-    base_y = start_y + (number // columns).to(REAL) * length_y
-    base_x = start_x + (number % columns).to(REAL) * length_x
-    begin_y, end_y = _range(base_y, length_y, samples_y, height, ADAPTIVE)
-    begin_x, end_x = _range(base_x, length_x, samples_x, width, ADAPTIVE)
     steps_y = tl.where(readable, tl.max(end_y - begin_y, 0), 0)
     steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
     plane = input + _plane(image, channel, height, width, channels, CHANNELS_LAST)
@@ -324,13 +337,13 @@ def _give_back(
                 at = (high_y if down else low_y).to(tl.int64) * width + (high_x if right else low_x)
                 tl.atomic_add(plane + at * stride, weight * value, mask=mask, sem="relaxed")
     else:
-        start_y, length_y, samples_y, finite_y = _cut(boxes, roi, 1, factor, rows, ratio, ADAPTIVE, ALIGNED, REAL)
-        start_x, length_x, samples_x, finite_x = _cut(boxes, roi, 0, factor, columns, ratio, ADAPTIVE, ALIGNED, REAL)
+        base_y, length_y, samples_y, begin_y, end_y, finite_y = _axis(
+            boxes, roi, 1, number // columns, rows, height, factor, ratio, ADAPTIVE, ALIGNED, REAL
+        )
+        base_x, length_x, samples_x, begin_x, end_x, finite_x = _axis(
+            boxes, roi, 0, number % columns, columns, width, factor, ratio, ADAPTIVE, ALIGNED, REAL
+        )
         readable = readable & finite_y & finite_x
-        base_y = start_y + (number // columns).to(REAL) * length_y
-        base_x = start_x + (number % columns).to(REAL) * length_x
-        begin_y, end_y = _range(base_y, length_y, samples_y, height, ADAPTIVE)
-        begin_x, end_x = _range(base_x, length_x, samples_x, width, ADAPTIVE)
         steps_y = tl.where(readable, tl.max(end_y - begin_y, 0), 0)
         steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
         value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
