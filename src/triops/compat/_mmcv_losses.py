@@ -30,20 +30,20 @@ def sigmoid_focal_loss_backward(
 
 
 def softmax_focal_loss_forward(
-    softmax: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """One loss a row, from probabilities. No network here needs it, so plain torch does."""
-    p, _, scale = _target_terms(softmax, target, weight, alpha)
+    """One loss a row, from probabilities, as mmcv hands them in. No network here needs it, so plain torch does."""
+    p, _, scale = _target_terms(input, target, weight, alpha)
     output.copy_(-scale * (1 - p).pow(gamma) * p.log())
 
 
 def softmax_focal_loss_backward(
-    softmax: Tensor, target: Tensor, weight: Tensor, buff: Tensor, grad_input: Tensor, gamma: float, alpha: float
+    input: Tensor, target: Tensor, weight: Tensor, buff: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
-    p, hit, scale = _target_terms(softmax, target, weight, alpha)
+    p, hit, scale = _target_terms(input, target, weight, alpha)
     slope = gamma * (1 - p).pow(gamma - 1) * p * p.log() if gamma else 0
     buff.copy_(scale * (slope - (1 - p).pow(gamma)))
-    grad_input.copy_(buff[:, None] * (hit.to(softmax.dtype) - softmax))
+    grad_input.copy_(buff[:, None] * (hit.to(input.dtype) - input))
 
 
 def _target_terms(softmax: Tensor, target: Tensor, weight: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:

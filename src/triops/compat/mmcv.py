@@ -19,6 +19,8 @@ from triops.compat import (
     _mmcv_attention,
     _mmcv_boxes,
     _mmcv_losses,
+    _mmcv_maps,
+    _mmcv_norm,
     _mmcv_rois,
     _mmcv_sparse,
     _mmcv_voxels,
@@ -100,6 +102,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 FUNCTIONS |= _mmcv_attention.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
+FUNCTIONS |= _mmcv_maps.FUNCTIONS
+FUNCTIONS |= _mmcv_norm.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_rois.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS

@@ -1,0 +1,59 @@
+"""Facts about the names of `mmcv._ext`: all 112 are known, and each is supplied with the parameters of mmcv 2.1.
+
+Versions 2.0 and 2.2 have the same 112 with the same parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import triops.compat.mmcv
+from triops.compat.mmcv import FUNCTIONS
+
+# one line per function, as its binding declares it: name(parameter, parameter, ...)
+LINES = (Path(__file__).parent / "mmcv_signatures.txt").read_text().splitlines()
+SIGNATURES = {line.partition("(")[0]: line.partition("(")[2].rstrip(")").split(", ") for line in LINES}
+
+# Those that may still raise NotImplementedError when they are called.
+MISSING = [
+    "assign_score_withk_backward", "assign_score_withk_forward", "ball_query_forward", "bezier_align_backward",
+    "bezier_align_forward", "bias_act", "box_iou_quadri", "chamfer_distance_backward", "chamfer_distance_forward",
+    "contour_expand", "convex_giou", "convex_iou", "correlation_backward", "correlation_forward",
+    "deform_conv_backward_input", "deform_conv_backward_parameters", "deform_conv_forward",
+    "deform_roi_pool_backward", "deform_roi_pool_forward", "diff_iou_rotated_sort_vertices_forward", "filtered_lrelu",
+    "filtered_lrelu_act_", "furthest_point_sampling_forward", "furthest_point_sampling_with_dist_forward",
+    "fused_bias_leakyrelu", "gather_points_backward", "gather_points_forward", "group_points_backward",
+    "group_points_forward", "knn_forward", "min_area_polygons", "modulated_deform_conv_backward",
+    "modulated_deform_conv_forward", "nms_quadri", "pixel_group", "points_in_polygons_forward", "prroi_pool_backward",
+    "prroi_pool_coor_backward", "prroi_pool_forward", "riroi_align_rotated_backward", "riroi_align_rotated_forward",
+    "roi_align_rotated_backward", "roi_align_rotated_forward", "roi_pool_backward", "roi_pool_forward",
+    "roipoint_pool3d_forward", "rotated_feature_align_backward", "rotated_feature_align_forward",
+    "stack_ball_query_forward", "stack_group_points_backward", "stack_group_points_forward",
+    "three_interpolate_backward", "three_interpolate_forward", "three_nn_forward", "tin_shift_backward",
+    "tin_shift_forward", "upfirdn2d",
+]  # fmt: skip
+
+
+def test_mmcv_has_112_names():
+    assert len(LINES) == len(SIGNATURES) == 112
+
+
+def test_what_is_supplied_is_what_mmcv_has():
+    assert set(FUNCTIONS) - set(SIGNATURES) == set()
+
+
+@pytest.mark.parametrize("name", [n for n in SIGNATURES if n in FUNCTIONS or n not in MISSING])
+def test_every_name_is_there_and_takes_the_parameters_of_mmcv(name):
+    function = getattr(triops.compat.mmcv.extension("mmcv._ext"), name)
+    parameters = [parameter for parameter in SIGNATURES[name] if parameter]
+    signature = inspect.signature(function)
+    signature.bind(*parameters)
+    signature.bind(**dict.fromkeys(parameters))
+    declared = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert declared == parameters[: len(declared)]
+    if parameters:
+        with pytest.raises(TypeError, match="argument"):  # a missing operator raises NotImplementedError
+            function()
