@@ -294,7 +294,7 @@ def test_float32_in_six_tensor_core_products(special: bool, monkeypatch: pytest.
     """The interpreter multiplies exactly what the tensor cores would get, so the splitting shows here too."""
     from triops.ops.sparse_conv import gpu
 
-    monkeypatch.setattr(gpu, "_precision", lambda dtype: "split")
+    monkeypatch.setattr(gpu, "precision_of", lambda dtype: "split")
     book = submanifold(50, 1, [4, 5, 6])()
     features, weight = torch.randn(50, 20), torch.randn(9, 27, 20) * 0.1
     if special:

@@ -1,4 +1,4 @@
-"""What GPU kernels share: launches, arithmetic, loads, scans across blocks, the site hash, pinned counters."""
+"""What GPU kernels share: launches, arithmetic, products, loads, scans across blocks, the site hash, pinned memory."""
 
 from triops._gpu.launch import (
     INTERPRETED,

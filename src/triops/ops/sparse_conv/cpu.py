@@ -15,12 +15,12 @@ from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.intrinsics import prefetch
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.row_products import TOGETHER, add_outer_products, add_products
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.cpu import pack
 from triops.ops.rulebook.plans import Pairs
-from triops.ops.sparse_conv.row_products import TOGETHER, add_outer_products, add_products
 
 BLOCK = 512  # output rows whose sums stay in cache
 PRODUCTS = 2_000_000  # of two numbers, worth a thread

@@ -16,11 +16,11 @@ from triops import _gpu
 from triops._activations import ACTIVATIONS, activate
 from triops._gpu.activations import activate as activate_rows
 from triops._gpu.arithmetic import from_bits
+from triops._gpu.products import hopper, parts_of, product, round_to_tf32, split_product
+from triops._gpu.products import precision as precision_of
 from triops.ops.rulebook.plans import TILE
 from triops.ops.rulebook.plans_gpu import make_tiles, pack, parts_of_tiles
 from triops.ops.sparse_conv import preferred_tile
-
-INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
 MOST_SUMMED_INSIDE = tl.constexpr(128)  # channels whose products may add up inside a tensor core
 CHUNK = 1024  # pairs that one program of the weight gradient adds up, twice as many where the sums are wide
@@ -74,7 +74,7 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, tile, ti
     if tiles is None:
         tile = preferred_tile(features.dtype, channels_in, channels_out)
         tiles = make_tiles(operator, "gather", gather, rows, tile)
-    precision = _precision(features.dtype)
+    precision = precision_of(features.dtype)
     config = _forward_config(features.dtype, precision, channels_in, channels_out, tile)
     if precision in ("split", "tf32"):
         weight, flip = _prepare(weight, flip, precision), False
@@ -135,24 +135,6 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     return grad.to(features.dtype)
 
 
-def _precision(dtype):
-    """Of the products: "native" for half types, "tf32", "split" (float32 by six bfloat16 products), "ieee"."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return "native"
-    if dtype == torch.float64 or torch.version.hip or _gpu.INTERPRETED:  # AMD multiplies float32 as it is
-        return "ieee"
-    return "tf32" if _tf32_allowed() else "split"
-
-
-def _tf32_allowed():
-    if getattr(torch.version, "xpu", None):
-        return False  # the switch is CUDA's, and so is the rounding
-    try:
-        return torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # the user has set torch's newer switch, which the older one then refuses to reflect
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
 @cache
 def _forward_config(dtype, precision, channels_in, channels_out, tile):
     out = min(max(_gpu.next_power_of_2(channels_out), 16), 128)
@@ -160,18 +142,13 @@ def _forward_config(dtype, precision, channels_in, channels_out, tile):
     if dtype == torch.float64:
         return Config(min(out, 32), 16, 4, 1)
     if precision == "split":
-        if channels_in == channels_out == 64 and tile == TILE and _hopper():
+        if channels_in == channels_out == 64 and tile == TILE and hopper():
             # 156 us on an H200; without the limit on registers, in a trial, 194; in two steps 162
             return Config(out, inner, 4, 2, registers=152)
         return Config(out, inner if channels_in > 64 else min(inner, 32), 4, 2)
     if precision == "tf32":
         return Config(out, min(inner, 32), 4, 3)
     return Config(out, inner, 4, 3)
-
-
-@cache
-def _hopper():
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 @cache
@@ -217,29 +194,12 @@ def _prepare_kernel(
     at = (row // taps).to(tl.int64) * stride_out + tap * stride_tap + (place % channels_in) * stride_in
     value = tl.load(weight + at, mask=exists)
     if SPLIT:
-        high, middle, low = _parts_of(value)
+        high, middle, low = parts_of(value)
         tl.store(parts + place, high, mask=exists)
         tl.store(parts + size + place, middle, mask=exists)
         tl.store(parts + 2 * size + place, low, mask=exists)
     else:
-        tl.store(parts + place, _round_to_tf32(value), mask=exists)
-
-
-@triton.jit
-def _round_to_tf32(value):
-    """To the nearest: a tensor core cuts off what TF32 does not hold, which errs more than twice as much."""
-    return tl.inline_asm_elementwise(
-        "cvt.rna.tf32.f32 $0, $1;", "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def _parts_of(value):
-    """A float32 as the sum of three bfloat16. The first is cut off, not rounded: it must not become infinite."""
-    cut = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    rest = value - cut
-    middle = rest.to(tl.bfloat16)
-    return cut.to(tl.bfloat16), middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        tl.store(parts + place, round_to_tf32(value), mask=exists)
 
 
 @triton.jit
@@ -248,34 +208,6 @@ def _load(at, exists, ALL: tl.constexpr):
         return tl.load(at)
     else:
         return tl.load(at, mask=exists, other=0.0)
-
-
-@triton.jit
-def _product(a, b, total, PRECISION: tl.constexpr):
-    """total + a @ b"""
-    if INTERPRETED and PRECISION == "native":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
-    elif PRECISION == "native":
-        return tl.dot(a, b, total)
-    else:
-        return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=total.dtype)
-
-
-@triton.jit
-def _split_product(a, b_high, b_middle, b_low, zero, REPAIR: tl.constexpr):
-    """zero + a @ b in float32, b in parts, smallest products first; three that no float32 would show are left out.
-
-    An infinite value leaves NaN in its lower parts, which REPAIR drops: the product of the high ones is enough then.
-    """
-    a_high, a_middle, a_low = _parts_of(a)
-    small = _product(a_low, b_high, zero, "native")
-    small = _product(a_middle, b_middle, small, "native")
-    small = _product(a_high, b_low, small, "native")
-    small = _product(a_middle, b_high, small, "native")
-    small = _product(a_high, b_middle, small, "native")
-    if REPAIR:
-        small = tl.where(small == small, small, 0.0)
-    return _product(a_high, b_high, small, "native")
 
 
 @triton.jit
@@ -305,17 +237,17 @@ def _visit(
     ALL: tl.constexpr = FULL_OUT and IN % BLOCK_IN == 0
     b = _load(at, exists, ALL)
     if PRECISION == "tf32":
-        a = _round_to_tf32(a)  # the weight was rounded beforehand: it goes to the tensor cores without registers
+        a = round_to_tf32(a)  # the weight was rounded beforehand: it goes to the tensor cores without registers
     if PRECISION == "split":
         b_middle, b_low = _load(at + part, exists, ALL), _load(at + 2 * part, exists, ALL)
-        product = _split_product(a, b, b_middle, b_low, tl.zeros_like(total), REPAIR)
-        total += tl.where(valid, product, 0.0) if REPAIR else product
+        found = split_product(a, b, b_middle, b_low, tl.zeros_like(total), REPAIR)
+        total += tl.where(valid, found, 0.0) if REPAIR else found
     elif REPAIR or IN > MOST_SUMMED_INSIDE:
         # The accumulator of a tensor core truncates, and many channels and offsets would show it. Without the choice
         # between the product and 0 the compiler would add inside after all.
-        total += tl.where(valid, _product(a, b, tl.zeros_like(total), PRECISION), 0.0)
+        total += tl.where(valid, product(a, b, tl.zeros_like(total), PRECISION), 0.0)
     else:
-        total = _product(a, b, total, PRECISION)
+        total = product(a, b, total, PRECISION)
     return total
 
 
@@ -410,7 +342,7 @@ def _weight_kernel(
                 mask_out = mask_out & (channel_out < OUT)[:, None]
             a = tl.load(grad_output + target[None, :] * OUT + channel_out[:, None], mask=mask_out, other=0.0)
             b = tl.load(features + source[:, None] * IN + channel_in[None, :], mask=mask_in, other=0.0)
-            total = _product(a, b, total, PRECISION)
+            total = product(a, b, total, PRECISION)
         exists = (channel_out < OUT)[:, None] & (channel_in < IN)[None, :]
         if ORDERED:
             place = (number.to(tl.int64) * OUT + channel_out[:, None]) * IN + channel_in[None, :]
