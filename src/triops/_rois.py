@@ -89,3 +89,20 @@ def check_images(operator: str, boxes: Tensor, batch: int) -> None:
     """IndexError for a box of an image that is not there."""
     if not bool(images_of(boxes, batch)[1].all()):
         raise IndexError(f"{operator}: boxes must name images from 0 to {batch - 1} in column 0, and do not")
+
+
+def check_boxes(operator: str, boxes: Tensor, batch: int) -> None:
+    """`check_images`; on a GPU, where reading the boxes would synchronise, only when strict."""
+    if boxes.device.type == "cpu" or _check.strict():
+        check_images(operator, boxes, batch)
+
+
+def neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whether positions are on an axis of the map, the two pixels around them, and the share of the second.
+
+    Up to one pixel off the map a position reads the border pixel. Further away, and where it is NaN, it is off.
+    """
+    on_map = (position >= -1) & (position <= size)
+    place = torch.where(on_map, position, 0.0).clamp(0, size - 1)
+    low = place.long().clamp(max=size - 1)
+    return on_map, low, (low + 1).clamp(max=size - 1), place - low.to(place.dtype)

@@ -15,6 +15,7 @@ import torch
 
 from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.rois import neighbors
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops._rois import check_images, empty_in_format, format_of
@@ -124,17 +125,6 @@ def _range(base, length, samples, size, ratio):
 
 
 @jit
-def _neighbors(position, size, like):
-    """Whether a position is on an axis of the map, the two pixels around it, and the share of the second."""
-    real = like.dtype.type
-    if not (position >= real(-1) and position <= real(size)):
-        return False, np.int64(0), np.int64(0), real(0)
-    position = min(max(position, real(0)), real(size - 1))
-    low = min(np.int64(position), size - 1)
-    return True, low, min(low + 1, size - 1), position - real(low)
-
-
-@jit
 def _find_taps(start, length, samples, pooled, size, ratio, firsts, pixels, weights):
     """Pixels and weights of each bin along an axis: those of bin p are [firsts[p], firsts[p + 1])."""
     real = weights.dtype.type
@@ -145,7 +135,7 @@ def _find_taps(start, length, samples, pooled, size, ratio, firsts, pixels, weig
         begin, end = _range(base, length, samples, size, ratio)
         for i in range(begin, end):
             position = base + (real(i) + real(0.5)) * length / real(samples)
-            on_map, low, high, part = _neighbors(position, size, weights)
+            on_map, low, high, part = neighbors(position, size, weights)
             if not on_map:
                 continue
             # Positions ascend unless the box is turned around: what is already there are the last one or two.
@@ -307,10 +297,10 @@ def _maximum(begin, end, input, boxes, scale, rules, output, argmax_y, argmax_x)
                 _compete_with_zero(output, argmax_y, argmax_x, place)
             for i in range(begin_y, end_y):
                 y = base_y + (real(i) + real(0.5)) * length_y / real(samples_y)
-                on_y, low_y, high_y, part_y = _neighbors(y, rules.height, output)
+                on_y, low_y, high_y, part_y = neighbors(y, rules.height, output)
                 for j in range(begin_x, end_x):
                     x = base_x + (real(j) + real(0.5)) * length_x / real(samples_x)
-                    on_x, low_x, high_x, part_x = _neighbors(x, rules.width, output)
+                    on_x, low_x, high_x, part_x = neighbors(x, rules.width, output)
                     if not (on_y and on_x):
                         _compete_with_zero(output, argmax_y, argmax_x, place)
                         continue
@@ -416,8 +406,8 @@ def _give_back_maximum(begin, end, given, boxes, argmax_y, argmax_x, rules, bloc
                         if rules.channels_last
                         else (k * rules.channels + c) * bins + b
                     )
-                    on_y, low_y, high_y, part_y = _neighbors(argmax_y[read], rules.height, grad)
-                    on_x, low_x, high_x, part_x = _neighbors(argmax_x[read], rules.width, grad)
+                    on_y, low_y, high_y, part_y = neighbors(argmax_y[read], rules.height, grad)
+                    on_x, low_x, high_x, part_x = neighbors(argmax_x[read], rules.width, grad)
                     if not (on_y and on_x):
                         continue
                     value, rest_y, rest_x = given[read], real(1) - part_y, real(1) - part_x

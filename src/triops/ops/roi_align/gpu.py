@@ -13,12 +13,23 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._gpu.arithmetic import as_mask, divide, from_bits
+from triops._gpu.rois import (
+    add_bilinear,
+    check_images_if_strict,
+    image_of,
+    neighbors,
+    output_offsets,
+    over_bins,
+    over_channels,
+    plane_offsets,
+    read_bilinear,
+    tile_of,
+    warps_of,
+)
 from triops._rois import empty_in_format, format_of
-from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, check_boxes, empty_outputs
+from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, empty_outputs
 
 NUMBERS = {2: 256, 4: 128, 8: 128}  # bins times channels of a program of one warp, by the bytes of an element
-MOST_CHANNELS = 256
-BINS = 64  # of a program, where lanes lie along bins
 FEW = tl.constexpr(8)  # samples of a bin that are all visited, wherever they lie
 MOST = tl.constexpr(float(MOST_SAMPLES))
 LEAST = tl.constexpr(LOWEST)
@@ -26,7 +37,7 @@ OFF = tl.constexpr(NOWHERE)
 
 
 def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
-    _check_boxes("roi_align", boxes, input.shape[0])
+    check_images_if_strict("roi_align", boxes, input.shape[0])
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
@@ -34,7 +45,7 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
     layout = format_of(input)
     channels_last, maximum = layout == torch.channels_last, mode == "max"
     bins = pooled_height * pooled_width
-    bin_block, channel_block = _tile(bins, channels, input.element_size(), channels_last)
+    bin_block, channel_block = tile_of(bins, channels, NUMBERS[input.element_size()], channels_last)
     blocks = _gpu.cdiv(bins, bin_block)
     _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
         input.contiguous(memory_format=layout), boxes.contiguous(), output,
@@ -42,7 +53,7 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
         batch, channels, height, width, pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale),
         max(sampling_ratio, 0),
         ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
-        BINS=bin_block, CHANNELS=channel_block, num_warps=_warps(bin_block * channel_block), enable_fp_fusion=False,
+        BINS=bin_block, CHANNELS=channel_block, num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
     )  # fmt: skip
     return output, positions[0], positions[1]
 
@@ -51,7 +62,7 @@ def roi_align_backward(
     grad_output, boxes, argmax_y, argmax_x, batch, height, width, spatial_scale, sampling_ratio, aligned, mode,
     channels_last,
 ):  # fmt: skip
-    _check_boxes("roi_align_backward", boxes, batch)
+    check_images_if_strict("roi_align_backward", boxes, batch)
     total, channels, rows, columns = grad_output.shape
     shape = (batch, channels, height, width)
     real = compute_dtype(grad_output.dtype)
@@ -59,7 +70,7 @@ def roi_align_backward(
     if grad.numel() and grad_output.numel():
         layout = torch.channels_last if channels_last else torch.contiguous_format
         maximum, in_order = mode == "max", torch.are_deterministic_algorithms_enabled()
-        bin_block, channel_block = _tile(rows * columns, channels, real.itemsize, channels_last)
+        bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
         if in_order:
             bin_block, channel_block = 1, 32
         blocks = _gpu.cdiv(rows * columns, bin_block)
@@ -72,36 +83,9 @@ def roi_align_backward(
             blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
             ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
             IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-            num_warps=1 if in_order else _warps(bin_block * channel_block), enable_fp_fusion=False,
+            num_warps=1 if in_order else warps_of(bin_block * channel_block), enable_fp_fusion=False,
         )  # fmt: skip
     return grad.to(grad_output.dtype)
-
-
-def _check_boxes(operator, boxes, batch):
-    if boxes.device.type != "cpu":  # CPU tensors: the interpreter stands in for a GPU
-        check_boxes(operator, boxes, batch)
-
-
-def _tile(bins, channels, element_size, channels_last):
-    """-> bins and channels of a program, powers of two."""
-    numbers = NUMBERS[element_size]
-    if channels_last:
-        block = min(_gpu.next_power_of_2(channels), MOST_CHANNELS)
-        return max(1, min(_gpu.block(numbers, interpreted=8192) // block, _gpu.next_power_of_2(bins))), block
-    block = min(_gpu.next_power_of_2(bins), BINS)
-    return block, max(1, min(_gpu.block(numbers, interpreted=8192) // block, _gpu.next_power_of_2(channels)))
-
-
-def _warps(numbers):
-    return max(1, min(numbers // 256, 4))
-
-
-@triton.jit
-def _image(boxes, roi, batch):
-    """The image of a box, and whether there is one."""
-    image = tl.load(boxes + roi * 5)
-    valid = (image > -1) & (image < batch)
-    return tl.where(valid, image, 0).to(tl.int64), valid
 
 
 @triton.jit
@@ -150,64 +134,6 @@ def _position(base, length, samples, sample):
 
 
 @triton.jit
-def _neighbors(position, size):
-    """Whether a position is on one axis of the map, the two pixels around it, and the share of the second."""
-    end = tl.cast(size, position.dtype)
-    on_map = (position >= -1.0) & (position <= end)
-    position = tl.where(on_map, tl.minimum(tl.maximum(position, 0.0), end - 1.0), 0.0)
-    low = tl.minimum(position.to(tl.int32), size - 1)
-    return on_map, low, tl.minimum(low + 1, size - 1), position - low.to(position.dtype)
-
-
-@triton.jit
-def _bins(x, CHANNELS_LAST: tl.constexpr):
-    """A block of bins as one side of a tile."""
-    if CHANNELS_LAST:
-        return x[:, None]
-    else:
-        return x[None, :]
-
-
-@triton.jit
-def _channels(x, CHANNELS_LAST: tl.constexpr):
-    if CHANNELS_LAST:
-        return x[None, :]
-    else:
-        return x[:, None]
-
-
-@triton.jit
-def _addresses(roi, number, channel, bins, channels, CHANNELS_LAST: tl.constexpr):
-    """Offsets of a tile of the outputs."""
-    at = _bins(number, CHANNELS_LAST).to(tl.int64)
-    c = _channels(channel, CHANNELS_LAST).to(tl.int64)
-    if CHANNELS_LAST:
-        return (roi * bins + at) * channels + c
-    else:
-        return (roi * channels + c) * bins + at
-
-
-@triton.jit
-def _pixels(row, column, width, channels, CHANNELS_LAST: tl.constexpr):
-    """Offsets of a block of pixels, one per bin."""
-    at = row.to(tl.int64) * width + column
-    if CHANNELS_LAST:
-        at = at * channels
-    return _bins(at, CHANNELS_LAST)
-
-
-@triton.jit
-def _plane(image, channel, height, width, channels, CHANNELS_LAST: tl.constexpr):
-    """Offsets of the first pixel of each channel of an image."""
-    c = _channels(channel, CHANNELS_LAST).to(tl.int64)
-    size = tl.cast(height, tl.int64) * width
-    if CHANNELS_LAST:
-        return image * size * channels + c
-    else:
-        return (image * channels + c) * size
-
-
-@triton.jit
 def _axis(
     boxes, roi, axis, place, bins, size, factor, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr,
@@ -231,8 +157,8 @@ def _forward_kernel(
     number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = _bins(number < bins, CHANNELS_LAST) & _channels(channel < channels, CHANNELS_LAST)
-    image, exists = _image(boxes, roi, batch)
+    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     base_y, length_y, samples_y, begin_y, end_y, finite_y = _axis(
         boxes, roi, 1, number // columns, rows, height, factor, ratio, ADAPTIVE, ALIGNED, REAL
@@ -243,7 +169,7 @@ def _forward_kernel(
     readable = exists & finite_y & finite_x
     steps_y = tl.where(readable, tl.max(end_y - begin_y, 0), 0)
     steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
-    plane = input + _plane(image, channel, height, width, channels, CHANNELS_LAST)
+    plane = input + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
     nothing = tl.zeros([BINS, CHANNELS] if CHANNELS_LAST else [CHANNELS, BINS], REAL)
     result = nothing
     best_y = nothing + OFF
@@ -252,46 +178,39 @@ def _forward_kernel(
     if MAXIMUM:
         # What is skipped in front is a 0 that competes first.
         skipped = ((begin_y > 0) | (begin_x > 0)) & as_mask(some, begin_y)
-        result = tl.where(_bins(skipped, CHANNELS_LAST), nothing, nothing + LEAST)
+        result = tl.where(over_bins(skipped, CHANNELS_LAST), nothing, nothing + LEAST)
         result = tl.where(readable, result, 0.0)
     for i in range(steps_y):
         sample_y = begin_y + i
         within_y = sample_y < end_y
         y = _position(base_y, length_y, samples_y, sample_y)
-        on_y, low_y, high_y, part_y = _neighbors(y, height)
+        on_y, low_y, high_y, part_y = neighbors(y, height)
         on_y = on_y & within_y
         for j in range(steps_x):
             sample_x = begin_x + j
             within_x = sample_x < end_x
             x = _position(base_x, length_x, samples_x, sample_x)
-            on_x, low_x, high_x, part_x = _neighbors(x, width)
+            on_x, low_x, high_x, part_x = neighbors(x, width)
             on_map = on_y & on_x & within_x
-            load = _bins(on_map, CHANNELS_LAST) & valid
-            rest_y = 1.0 - part_y
-            rest_x = 1.0 - part_x
-            at = plane + _pixels(low_y, low_x, width, channels, CHANNELS_LAST)
-            value = _bins(rest_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
-            at = plane + _pixels(low_y, high_x, width, channels, CHANNELS_LAST)
-            value = value + _bins(rest_y * part_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
-            at = plane + _pixels(high_y, low_x, width, channels, CHANNELS_LAST)
-            value = value + _bins(part_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
-            at = plane + _pixels(high_y, high_x, width, channels, CHANNELS_LAST)
-            value = value + _bins(part_y * part_x, CHANNELS_LAST) * tl.load(at, mask=load, other=0.0).to(REAL)
+            load = over_bins(on_map, CHANNELS_LAST) & valid
+            value = read_bilinear(
+                plane, low_y, high_y, part_y, low_x, high_x, part_x, width, channels, load, CHANNELS_LAST, REAL
+            )
             if MAXIMUM:
-                greater = _bins(within_y & within_x, CHANNELS_LAST) & (value > result)
+                greater = over_bins(within_y & within_x, CHANNELS_LAST) & (value > result)
                 result = tl.where(greater, value, result)
-                best_y = tl.where(greater, _bins(tl.where(on_map, y, OFF), CHANNELS_LAST), best_y)
-                best_x = tl.where(greater, _bins(tl.where(on_map, x, OFF), CHANNELS_LAST), best_x)
+                best_y = tl.where(greater, over_bins(tl.where(on_map, y, OFF), CHANNELS_LAST), best_y)
+                best_x = tl.where(greater, over_bins(tl.where(on_map, x, OFF), CHANNELS_LAST), best_x)
             else:
                 result = result + value
         if MAXIMUM:
-            behind = _bins(within_y & (end_x < samples_x), CHANNELS_LAST) & (result < 0.0)
+            behind = over_bins(within_y & (end_x < samples_x), CHANNELS_LAST) & (result < 0.0)
             result = tl.where(behind, 0.0, result)
             best_y = tl.where(behind, OFF, best_y)
             best_x = tl.where(behind, OFF, best_x)
-    to = _addresses(roi, number, channel, bins, channels, CHANNELS_LAST)
+    to = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
     if MAXIMUM:
-        behind = _bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
+        behind = over_bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
         result = tl.where(behind, 0.0, result)
         tl.store(argmax_y + to, tl.where(behind, OFF, best_y), mask=valid)
         tl.store(argmax_x + to, tl.where(behind, OFF, best_x), mask=valid)
@@ -299,11 +218,6 @@ def _forward_kernel(
         count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
         result = divide(result, nothing + count)
     tl.store(output + to, result.to(output.dtype.element_ty), mask=valid)
-
-
-@triton.jit
-def _add(at, weight, given, mask, CHANNELS_LAST: tl.constexpr):
-    tl.atomic_add(at, _bins(weight, CHANNELS_LAST) * given, mask=mask, sem="relaxed")
 
 
 @triton.jit
@@ -318,17 +232,17 @@ def _give_back(
     number = block * BINS + tl.arange(0, BINS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = _bins(number < bins, CHANNELS_LAST) & _channels(channel < channels, CHANNELS_LAST)
-    image, readable = _image(boxes, roi, batch)
+    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    image, readable = image_of(boxes, roi, batch, 5)
     if IN_ORDER:
         readable = readable & (image == own_image)
-    plane = grad + _plane(image, channel, height, width, channels, CHANNELS_LAST)
-    source = _addresses(roi, number, channel, bins, channels, CHANNELS_LAST)
+    plane = grad + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
+    source = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
     if MAXIMUM:
         valid = valid & as_mask(readable, valid)
         value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
-        on_y, low_y, high_y, part_y = _neighbors(tl.load(argmax_y + source, mask=valid, other=OFF), height)
-        on_x, low_x, high_x, part_x = _neighbors(tl.load(argmax_x + source, mask=valid, other=OFF), width)
+        on_y, low_y, high_y, part_y = neighbors(tl.load(argmax_y + source, mask=valid, other=OFF), height)
+        on_x, low_x, high_x, part_x = neighbors(tl.load(argmax_x + source, mask=valid, other=OFF), width)
         mask = valid & on_y & on_x
         stride = channels if CHANNELS_LAST else 1
         for down in tl.static_range(2):
@@ -351,19 +265,15 @@ def _give_back(
         value = divide(value, tl.zeros(value.shape, REAL) + count)
         for i in range(steps_y):
             y = _position(base_y, length_y, samples_y, begin_y + i)
-            on_y, low_y, high_y, part_y = _neighbors(y, height)
+            on_y, low_y, high_y, part_y = neighbors(y, height)
             on_y = on_y & (begin_y + i < end_y)
             for j in range(steps_x):
                 x = _position(base_x, length_x, samples_x, begin_x + j)
-                on_x, low_x, high_x, part_x = _neighbors(x, width)
-                mask = _bins(on_y & on_x & (begin_x + j < end_x), CHANNELS_LAST) & valid
-                for down in tl.static_range(2):
-                    for right in tl.static_range(2):
-                        weight = (part_y if down else 1.0 - part_y) * (part_x if right else 1.0 - part_x)
-                        at = _pixels(
-                            high_y if down else low_y, high_x if right else low_x, width, channels, CHANNELS_LAST
-                        )
-                        _add(plane + at, weight, value, mask, CHANNELS_LAST)
+                on_x, low_x, high_x, part_x = neighbors(x, width)
+                mask = over_bins(on_y & on_x & (begin_x + j < end_x), CHANNELS_LAST) & valid
+                add_bilinear(
+                    plane, value, low_y, high_y, part_y, low_x, high_x, part_x, width, channels, mask, CHANNELS_LAST
+                )
 
 
 @_gpu.kernel(specialize=("channels",))

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triops import _check
 from triops._dtypes import compute_dtype
-from triops._rois import check_images, empty_in_format, empty_like_format, images_of
+from triops._rois import check_boxes, empty_in_format, empty_like_format, images_of, neighbors
 
 MOST_SAMPLES = 2**20  # of a bin along an axis, where their number is adaptive
 LOWEST = torch.finfo(torch.float32).min  # the maximum of no samples, in every dtype
@@ -118,11 +117,8 @@ class Axis(NamedTuple):
 
     @classmethod
     def of(cls, position: Tensor, size: int) -> Axis:
-        on_map = (position >= -1) & (position <= size)
-        place = torch.where(on_map, position, 0.0).clamp(0, size - 1)
-        low = place.long().clamp(max=size - 1)
-        part = place - low.to(place.dtype)
-        return cls(position, on_map, low, (low + 1).clamp(max=size - 1), part, low, part)
+        on_map, low, high, part = neighbors(position, size)
+        return cls(position, on_map, low, high, part, low, part)
 
 
 def axes(
@@ -176,9 +172,3 @@ def empty_outputs(
     if mode == "avg":
         return output, input.new_empty(0, dtype=real), input.new_empty(0, dtype=real)
     return output, empty_like_format(shape, real, input), empty_like_format(shape, real, input)
-
-
-def check_boxes(operator: str, boxes: Tensor, batch: int) -> None:
-    """On a GPU, where reading them would synchronise, only when strict."""
-    if boxes.device.type == "cpu" or _check.strict():
-        check_images(operator, boxes, batch)

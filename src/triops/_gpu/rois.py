@@ -1,0 +1,133 @@
+"""Pooling from feature maps on GPU: a program takes bins of one box and a block of channels.
+
+Channels lie across the lanes where the map is channels-last, bins where it is NCHW, so a tile is [bins, channels] or
+[channels, bins]. What is known per bin is worked out on a block [bins] and spread over the tile by `over_bins`.
+"""
+
+import triton
+import triton.language as tl
+
+from triops import _gpu
+from triops._check import strict
+from triops._rois import check_images
+
+MOST_CHANNELS = 256  # of a program
+BINS = 64  # of a program, where lanes lie along bins
+
+
+def check_images_if_strict(operator, boxes, batch):
+    """TRIOPS_CHECK=1 reads the image indices on a GPU, which synchronises. Kernels survive all of them."""
+    if boxes.device.type != "cpu" and strict():  # CPU tensors: the interpreter stands in for a GPU
+        check_images(operator, boxes, batch)
+
+
+def tile_of(bins, channels, numbers, channels_last):
+    """Bins and channels of a program, powers of two; about `numbers` in all, except in the interpreter."""
+    numbers = _gpu.block(numbers, interpreted=8192)
+    if channels_last:
+        block = min(_gpu.next_power_of_2(channels), MOST_CHANNELS)
+        return max(1, min(numbers // block, _gpu.next_power_of_2(bins))), block
+    block = min(_gpu.next_power_of_2(bins), BINS)
+    return block, max(1, min(numbers // block, _gpu.next_power_of_2(channels)))
+
+
+def warps_of(numbers):
+    """Of a program with a tile of so many numbers."""
+    return max(1, min(numbers // 256, 4))
+
+
+@triton.jit
+def image_of(boxes, roi, batch, FIELDS: tl.constexpr):
+    """The image of a box of so many fields, and whether there is one."""
+    image = tl.load(boxes + roi * FIELDS)
+    valid = (image > -1) & (image < batch)
+    return tl.where(valid, image, 0).to(tl.int64), valid
+
+
+@triton.jit
+def neighbors(position, size):
+    """Whether a position is on one axis of the map, the two pixels around it, and the share of the second."""
+    end = tl.cast(size, position.dtype)
+    on_map = (position >= -1.0) & (position <= end)
+    position = tl.where(on_map, tl.minimum(tl.maximum(position, 0.0), end - 1.0), 0.0)
+    low = tl.minimum(position.to(tl.int32), size - 1)
+    return on_map, low, tl.minimum(low + 1, size - 1), position - low.to(position.dtype)
+
+
+@triton.jit
+def over_bins(x, CHANNELS_LAST: tl.constexpr):
+    """A block of bins as one side of a tile."""
+    if CHANNELS_LAST:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def over_channels(x, CHANNELS_LAST: tl.constexpr):
+    """A block of channels as the other side."""
+    if CHANNELS_LAST:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of a tile of the outputs."""
+    at = over_bins(number, CHANNELS_LAST).to(tl.int64)
+    c = over_channels(channel, CHANNELS_LAST).to(tl.int64)
+    if CHANNELS_LAST:
+        return (roi * bins + at) * channels + c
+    else:
+        return (roi * channels + c) * bins + at
+
+
+@triton.jit
+def pixel_offsets(row, column, width, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of a block of pixels, one per bin."""
+    at = row.to(tl.int64) * width + column
+    if CHANNELS_LAST:
+        at = at * channels
+    return over_bins(at, CHANNELS_LAST)
+
+
+@triton.jit
+def plane_offsets(image, channel, height, width, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of the first pixel of each channel of an image."""
+    c = over_channels(channel, CHANNELS_LAST).to(tl.int64)
+    size = tl.cast(height, tl.int64) * width
+    if CHANNELS_LAST:
+        return image * size * channels + c
+    else:
+        return (image * channels + c) * size
+
+
+@triton.jit
+def read_bilinear(
+    plane, low_y, high_y, part_y, low_x, high_x, part_x, width, channels, mask,
+    CHANNELS_LAST: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """A tile of values between four pixels per bin, 0 outside of the mask. `plane`: pointers from `plane_offsets`."""
+    rest_y = 1.0 - part_y
+    rest_x = 1.0 - part_x
+    at = plane + pixel_offsets(low_y, low_x, width, channels, CHANNELS_LAST)
+    value = over_bins(rest_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=mask, other=0.0).to(REAL)
+    at = plane + pixel_offsets(low_y, high_x, width, channels, CHANNELS_LAST)
+    value = value + over_bins(rest_y * part_x, CHANNELS_LAST) * tl.load(at, mask=mask, other=0.0).to(REAL)
+    at = plane + pixel_offsets(high_y, low_x, width, channels, CHANNELS_LAST)
+    value = value + over_bins(part_y * rest_x, CHANNELS_LAST) * tl.load(at, mask=mask, other=0.0).to(REAL)
+    at = plane + pixel_offsets(high_y, high_x, width, channels, CHANNELS_LAST)
+    return value + over_bins(part_y * part_x, CHANNELS_LAST) * tl.load(at, mask=mask, other=0.0).to(REAL)
+
+
+@triton.jit
+def add_bilinear(
+    plane, value, low_y, high_y, part_y, low_x, high_x, part_x, width, channels, mask, CHANNELS_LAST: tl.constexpr
+):
+    """Add a tile of values to four pixels per bin, by their weights in `read_bilinear`."""
+    for down in tl.static_range(2):
+        for right in tl.static_range(2):
+            weight = (part_y if down else 1.0 - part_y) * (part_x if right else 1.0 - part_x)
+            at = pixel_offsets(high_y if down else low_y, high_x if right else low_x, width, channels, CHANNELS_LAST)
+            tl.atomic_add(plane + at, over_bins(weight, CHANNELS_LAST) * value, mask=mask, sem="relaxed")
