@@ -307,6 +307,17 @@ def test_roi_align_fills_its_outputs_and_adds_its_gradient(ext, mode):
     assert torch.equal(grad, 1 + differentiable.grad)
 
 
+def test_roi_pool_fills_its_outputs_and_adds_its_gradient(ext):
+    ramp, rois = torch.arange(12.0).view(1, 1, 3, 4), torch.tensor([[0.0, 0, 0, 3, 1], [0, 3, 0, 0, 0]])
+    output, argmax, grad = torch.ones(2, 1, 2, 2), torch.zeros(2, 1, 2, 2).int(), torch.ones_like(ramp)
+    rules = {"pooled_height": 2, "pooled_width": 2, "spatial_scale": 1.0}
+    ext.roi_pool_forward(ramp, rois, output, argmax, **rules)
+    assert output.flatten().tolist() == [1, 3, 5, 7, 0, 0, 0, 0]
+    assert argmax.flatten().tolist() == [1, 3, 5, 7, -1, -1, -1, -1]
+    ext.roi_pool_backward(torch.ones_like(output), rois, argmax, grad, **rules)
+    assert grad.flatten().tolist() == [1, 2, 1, 2, 1, 2, 1, 2, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("mode", ["max", "avg"])
 def test_roiaware_pool3d_fills_its_outputs_and_a_mean_leaves_argmax_alone(ext, mode):
     features = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)

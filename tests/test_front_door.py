@@ -86,6 +86,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "roi_align": (triops.roi_align, {
         "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0, "sampling_ratio": 0, "aligned": True,
         "mode": "avg"}),
+    "roi_pool": (triops.roi_pool, {
+        "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0}),
     "roiaware_pool3d": (triops.roiaware_pool3d, {
         "rois": ROIS, "points": POINTS[:, :3], "features": POINTS, "out_size": 2, "max_points_per_voxel": 4,
         "mode": "max", "z_origin": "bottom", "margin": 0.0}),

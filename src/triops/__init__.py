@@ -14,6 +14,7 @@ from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roi_align import roi_align
+from triops.ops.roi_pool import roi_pool
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
@@ -52,6 +53,7 @@ __all__ = [
     "points_in_boxes_all",
     "reference_backend",
     "roi_align",
+    "roi_pool",
     "roiaware_pool3d",
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",

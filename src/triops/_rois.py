@@ -78,6 +78,21 @@ def check_maps(c: _check.Checker, name: str, maps: Tensor, boxes: Tensor, *patte
         c.fail(f"boxes must be at most 2**30, got {boxes.shape[0]}")
 
 
+def check_bins(c: _check.Checker, pooled_height: int, pooled_width: int) -> None:
+    for name, size in (("pooled_height", pooled_height), ("pooled_width", pooled_width)):
+        c.at_least(name, size, 1)
+        if not isinstance(size, torch.SymInt) and size > MOST_BINS:
+            c.fail(f"{name} must be at most {MOST_BINS}, got {size}")
+
+
+def check_sizes(c: _check.Checker, **sizes: int) -> None:
+    """Sizes of a map that is to be made, such as a gradient."""
+    for name, size in sizes.items():
+        c.at_least(name, size, 0)
+        if _check.too_many(size):
+            c.fail(f"{name} must be at most 2**30, got {size}")
+
+
 def images_of(boxes: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """The image of each box, int64 [K], 0 where there is none, and whether there is one."""
     image = boxes[:, 0]

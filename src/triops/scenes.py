@@ -1,8 +1,10 @@
 """Synthetic LiDAR scenes: beams by azimuth over ground, walls and boxes, so that data-dependent code
-behaves as on a real sweep (rings on the ground, shadows behind cars, points on the near faces only)."""
+behaves as on a real sweep (rings on the ground, shadows behind cars, points on the near faces only). And feature maps
+with boxes on them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +129,41 @@ def lidar_sites(
         columns = [np.full(wanted, b), keys // (height * width), keys // width % height, keys % width]
         samples.append(np.stack(columns, 1))
     return torch.from_numpy(np.concatenate(samples).astype(np.int32))
+
+
+_INF, _NAN = math.inf, math.nan
+STRANGE_BOXES: list[list[float]] = [  # (x1, y1, x2, y2) of which a map of a few pixels sees all, a part or nothing
+    [0.0, 0, 4, 4], [-9, -9, 20, 20], [-40, -40, -20, -20], [4, 4, 4, 4], [6, 5, 2, 1], [-1, -1, 0, 0], [-2, 1, 9, 3],
+    [_NAN, 0, 4, 4], [0, -_INF, 4, _INF], [-3e38, 0, 3e38, 5], [-1e30, -1e30, 1e30, 1e30], [-1e5, -3e4, 1e5, 2e6],
+    [0, 0, 1e9, 1e9], [5.5, 3.5, 9, 8],
+]  # fmt: skip
+
+
+def feature_map(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, *, channels_last: bool = False, seed: int = 0
+) -> Tensor:
+    """Normally distributed features [N, C, H, W]."""
+    input = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return input.contiguous(memory_format=torch.channels_last) if channels_last else input
+
+
+def boxes_on_maps(
+    shape: tuple[int, int, int, int], count: int, *, scale: float = 1.0, seed: int = 0,
+    boxes: list[list[float]] | None = None,
+) -> Tensor:  # fmt: skip
+    """Boxes of any size over and around maps of such a shape, or those that are given, shared out among the images:
+    float32 [count, 5] of (image, x1, y1, x2, y2) in units of which a pixel is `1 / scale`.
+
+    >>> boxes_on_maps((2, 1, 8, 8), 3).shape
+    torch.Size([3, 5])
+    """
+    g = torch.Generator().manual_seed(seed + 1)
+    size = torch.tensor([shape[3], shape[2]], dtype=torch.float32) / scale
+    centre = torch.rand(count, 2, generator=g) * 1.1 * size
+    half = torch.rand(count, 2, generator=g) ** 3 * size / 2
+    corners = torch.cat([centre - half, centre + half], 1) if boxes is None else torch.tensor(boxes)
+    image = torch.arange(len(corners)) % max(shape[0], 1)
+    return torch.cat([image[:, None].float(), corners], 1)
 
 
 def _hit_box(box: np.ndarray, azimuth: np.ndarray, cos_e: np.ndarray, sin_e: np.ndarray, distance: np.ndarray) -> None:

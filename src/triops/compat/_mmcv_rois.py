@@ -12,6 +12,8 @@ from triops._dtypes import compute_dtype
 from triops._rois import HALVES, format_of
 from triops.ops.roi_align import roi_align_backward as _align_backward
 from triops.ops.roi_align import roi_align_forward as _align_forward
+from triops.ops.roi_pool import roi_pool_backward as _pool_backward
+from triops.ops.roi_pool import roi_pool_forward as _pool_forward
 
 POOL_MODES = ("max", "avg")
 
@@ -42,11 +44,31 @@ def roi_align_backward(
     )  # fmt: skip
 
 
+def roi_pool_forward(
+    input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor, pooled_height: int, pooled_width: int,
+    spatial_scale: float,
+) -> None:  # fmt: skip
+    pooled, pixels = _pool_forward(input, _fitting(rois, input), pooled_height, pooled_width, spatial_scale)
+    output.copy_(pooled)
+    argmax.copy_(pixels)
+
+
+def roi_pool_backward(
+    grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor, pooled_height: int, pooled_width: int,
+    spatial_scale: float,
+) -> None:  # fmt: skip
+    batch, _, height, width = grad_input.shape
+    channels_last = format_of(grad_input) == torch.channels_last
+    rois = _fitting(rois, grad_output)
+    grad_input += _pool_backward(grad_output, rois, argmax, batch, height, width, channels_last)
+
+
 def _fitting(rois: Tensor, features: Tensor) -> Tensor:
     """Autocast mixes dtypes; float32 boxes of half features stay as they are."""
     return rois if features.dtype in HALVES and rois.dtype == torch.float32 else rois.to(features.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (roi_align_forward, roi_align_backward)
+    function.__name__: function
+    for function in (roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward)
 }

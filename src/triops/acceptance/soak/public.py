@@ -90,6 +90,12 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
             name, "roi_align_forward", "roi_align_forward", parameters,
             lambda rng, a: (*a[:2], list(a[2:4]), *a[4:]), function,
         )  # fmt: skip
+    if name == "roi_pool":
+        parameters = ["input", "boxes", "output_size", "spatial_scale"]
+        return Public(
+            name, "roi_pool_forward", "roi_pool_forward", parameters,
+            lambda rng, a: (*a[:2], list(a[2:4]), *a[4:]), function,
+        )  # fmt: skip
     if name in ("roiaware_pool3d", "roiaware_pool3d_forward"):
         parameters = ["rois", "points", "features", "out_size", "max_points_per_voxel", "mode", "z_origin", "margin"]
         forward = "roiaware_pool3d_forward"

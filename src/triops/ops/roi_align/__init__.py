@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops._dtypes import compute_dtype
-from triops._rois import MOST_BINS, as_bins, as_boxes, check_maps, empty_in_format, format_of
+from triops._rois import as_bins, as_boxes, check_bins, check_maps, check_sizes, empty_in_format, format_of
 from triops.ops.roi_align import reference
 
 MODES = ("avg", "max")
@@ -97,10 +97,7 @@ def _check_forward(
 ) -> None:  # fmt: skip
     c = _check.Checker("roi_align")
     check_maps(c, "input", input, boxes, "N", "C", "H", "W")
-    for name, size in (("pooled_height", pooled_height), ("pooled_width", pooled_width)):
-        c.at_least(name, size, 1)
-        if not isinstance(size, torch.SymInt) and size > MOST_BINS:
-            c.fail(f"{name} must be at most {MOST_BINS}, got {size}")
+    check_bins(c, pooled_height, pooled_width)
     _check_rules(c, spatial_scale, sampling_ratio, mode)
 
 
@@ -118,10 +115,7 @@ def _check_backward(
             c.shape(name, position, "K", "C", "PH", "PW")
         c.dtype(name, position, (compute_dtype(grad_output.dtype),))
     c.same_device(grad_output=grad_output, argmax_y=argmax_y, argmax_x=argmax_x)
-    for name, size in (("batch", batch), ("height", height), ("width", width)):
-        c.at_least(name, size, 0)
-        if _check.too_many(size):
-            c.fail(f"{name} must be at most 2**30, got {size}")
+    check_sizes(c, batch=batch, height=height, width=width)
 
 
 def _check_rules(c: _check.Checker, spatial_scale: float, sampling_ratio: int, mode: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triops import scenes
 from triops._dtypes import compute_dtype
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roi_align import roi_align, roi_align_backward, roi_align_forward
@@ -26,18 +27,9 @@ def maps(
     """Boxes of any size over and around the map, or those that are given, shared out among the images."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
-        g = torch.Generator().manual_seed(seed)
-        batch, _, height, width = shape
-        input = torch.randn(shape, generator=g).to(dtype)
-        if channels_last:
-            input = input.contiguous(memory_format=torch.channels_last)
-        size = torch.tensor([width, height], dtype=torch.float32) / scale
-        centre = torch.rand(total, 2, generator=g) * 1.1 * size
-        half = torch.rand(total, 2, generator=g) ** 3 * size / 2
-        corners = torch.cat([centre - half, centre + half], 1) if boxes is None else torch.tensor(boxes)
-        image = torch.arange(len(corners)) % max(batch, 1)
-        return (input, torch.cat([image[:, None].float(), corners], 1).to(compute_dtype(dtype)), *bins, scale, ratio,
-                aligned, mode)  # fmt: skip
+        input = scenes.feature_map(shape, dtype, channels_last=channels_last, seed=seed)
+        own = scenes.boxes_on_maps(shape, total, scale=scale, seed=seed, boxes=boxes).to(compute_dtype(dtype))
+        return input, own, *bins, scale, ratio, aligned, mode
 
     return make
 
@@ -57,12 +49,6 @@ def _backward(make: _Make) -> _Make:
 
 
 _LARGE = (2, 256, 200, 304)  # the largest map of a feature pyramid
-_INF, _NAN = math.inf, math.nan
-_STRANGE: list[list[float]] = [
-    [0.0, 0, 4, 4], [-9, -9, 20, 20], [-40, -40, -20, -20], [4, 4, 4, 4], [6, 5, 2, 1], [-1, -1, 0, 0], [-2, 1, 9, 3],
-    [_NAN, 0, 4, 4], [0, -_INF, 4, _INF], [-3e38, 0, 3e38, 5], [-1e30, -1e30, 1e30, 1e30], [-1e5, -3e4, 1e5, 2e6],
-    [0, 0, 1e9, 1e9], [5.5, 3.5, 9, 8],
-]  # fmt: skip
 _CASES: list[tuple[str, _Make, Any]] = [
     ("[2, 256, 200, 304] NHWC, 1,024 boxes, 7 x 7, 2 samples", maps(_LARGE, 1024, channels_last=True), "large"),
     ("[2, 256, 200, 304] NCHW, 1,024 boxes, 7 x 7, 2 samples", maps(_LARGE, 1024), "large"),
@@ -75,7 +61,7 @@ _CASES: list[tuple[str, _Make, Any]] = [
     ("the highest, adaptive, NHWC", maps((2, 6, 7, 6), 4, (2, 2), -1, mode="max", channels_last=True), "general"),
     ("the highest, not aligned", maps((1, 3, 7, 6), 3, (1, 2), 2, mode="max", aligned=False, scale=1.0), "general"),
     *((f"strange boxes, {mode}, {'aligned' if aligned else 'not aligned'}, {ratio} samples",
-       maps((1, 3, 4, 6), 0, (1, 2), ratio, mode=mode, aligned=aligned, scale=1.0, boxes=_STRANGE,
+       maps((1, 3, 4, 6), 0, (1, 2), ratio, mode=mode, aligned=aligned, scale=1.0, boxes=scenes.STRANGE_BOXES,
             channels_last=aligned), "boundary")
       for mode, aligned, ratio in (("avg", True, 0), ("avg", False, 2), ("max", True, 0), ("max", True, 2))),
     ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
