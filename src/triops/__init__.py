@@ -8,6 +8,7 @@ from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
+from triops.ops.furthest_point_sample import furthest_point_sample, furthest_point_sample_with_dist
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
@@ -40,6 +41,8 @@ __all__ = [
     "dynamic_scatter_backward",
     "dynamic_scatter_forward",
     "dynamic_voxelize",
+    "furthest_point_sample",
+    "furthest_point_sample_with_dist",
     "get_indice_pairs",
     "grid_size",
     "ingroup_inds",

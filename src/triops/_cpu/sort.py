@@ -13,12 +13,12 @@ def radix_sort(keys, rows):
     There may be more keys than rows: the rest of the result is left unwritten.
     """
     other_keys, other_rows = np.empty_like(keys), np.empty_like(rows)
-    in_other = _radix_sort(keys, rows, other_keys, other_rows)
+    in_other = radix_sort_between(keys, rows, other_keys, other_rows)
     return (other_keys, other_rows) if in_other else (keys, rows)
 
 
 @jit
-def _radix_sort(keys, rows, other_keys, other_rows):
+def radix_sort_between(keys, rows, other_keys, other_rows):
     """Sort from one pair of arrays to the other and back. -> whether the result is in the other pair"""
     n = rows.shape[0]
     highest = np.int64(0)

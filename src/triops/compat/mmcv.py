@@ -21,6 +21,7 @@ from triops.compat import (
     _mmcv_losses,
     _mmcv_maps,
     _mmcv_norm,
+    _mmcv_points,
     _mmcv_rois,
     _mmcv_sparse,
     _mmcv_voxels,
@@ -104,6 +105,7 @@ FUNCTIONS |= _mmcv_attention.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
 FUNCTIONS |= _mmcv_maps.FUNCTIONS
 FUNCTIONS |= _mmcv_norm.FUNCTIONS
+FUNCTIONS |= _mmcv_points.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_rois.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
