@@ -13,6 +13,7 @@ from torch.nn import functional
 import triops.compat.mmcv
 from triops._plain import gradients, maps
 from triops._plain.carafe import carafe
+from triops._plain.temporal_shift import temporal_shift
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -221,3 +222,207 @@ def test_sync_bn_by_hand_with_two_processes_and_without_weights(ext):
     assert output.flatten().tolist() == pytest.approx([1 / math.sqrt(10), 3 / math.sqrt(10)])
     assert running[0].item() == 1.5
     assert running[1].item() == pytest.approx(0.5 * 10 * 4 / 3 + 0.5)  # of four values, three are free
+
+
+# correlation
+
+SETTINGS = [  # kernel, patch, padding, dilation, patch dilation, stride
+    ((1, 1), (3, 3), (0, 0), (1, 1), (1, 1), (1, 1)),
+    ((3, 1), (3, 5), (2, 1), (2, 1), (2, 1), (2, 1)),
+    ((2, 3), (1, 3), (1, 2), (1, 1), (1, 2), (1, 3)),
+]
+KEYS = [("kH", "kW"), ("patchH", "patchW"), ("padH", "padW"), ("dilationH", "dilationW"),
+        ("dilation_patchH", "dilation_patchW"), ("dH", "dW")]  # fmt: skip
+
+
+def correlation_by_loops(first, second, kernel, patch, padding, dilation, patch_dilation, stride):
+    n, _, h, w = first.shape
+    size = [
+        (s + 2 * p - (k - 1) * d - 1) // t + 1
+        for s, p, k, d, t in zip((h, w), padding, kernel, dilation, stride, strict=True)
+    ]
+    output = torch.zeros(n, *patch, *size, dtype=first.dtype)
+    for i, j, y, x, a, b in itertools.product(*map(range, (*patch, *size, *kernel))):
+        y1, x1 = y * stride[0] - padding[0] + a * dilation[0], x * stride[1] - padding[1] + b * dilation[1]
+        y2 = y1 + i * patch_dilation[0] - patch_dilation[0] * (patch[0] - 1) // 2
+        x2 = x1 + j * patch_dilation[1] - patch_dilation[1] * (patch[1] - 1) // 2
+        if all(0 <= value < h for value in (y1, y2)) and all(0 <= value < w for value in (x1, x2)):
+            output[:, i, j, y, x] += (first[:, :, y1, x1] * second[:, :, y2, x2]).sum(1)
+    return output
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_correlation_and_its_gradients_are_the_loop_over_its_definition(ext, settings):
+    first, second = drawn(2, 3, 5, 6).requires_grad_(), drawn(2, 3, 5, 6, seed=1).requires_grad_()
+    expected = correlation_by_loops(first, second, *settings)
+    rules = {
+        key: size for keys, sizes in zip(KEYS, settings, strict=True) for key, size in zip(keys, sizes, strict=True)
+    }
+    output = torch.full_like(expected, torch.nan)
+    ext.correlation_forward(first, second, output, **rules)
+    torch.testing.assert_close(output, expected.detach())
+    given = torch.randn_like(output)
+    got = [torch.full_like(first, torch.nan) for _ in range(2)]
+    ext.correlation_backward(given, first, second, *got, **rules)
+    for mine, theirs in zip(got, torch.autograd.grad(expected, (first, second), given), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# temporal shifts
+
+
+def test_tin_shift_moves_frames_per_group_of_channels(ext):
+    frames = torch.arange(1.0, 13.0).view(1, 3, 4, 1)  # frame t of channel c: 4 t + c + 1
+    shift = torch.tensor([[1, -2]], dtype=torch.int32)
+    output, grad = torch.full_like(frames, torch.nan), torch.full_like(frames, torch.nan)
+    ext.tin_shift_forward(frames, shift, output)
+    assert output.squeeze().tolist() == [[0, 0, 11, 12], [1, 2, 0, 0], [5, 6, 0, 0]]
+    ext.tin_shift_backward(frames, shift, grad)  # mmcv shifts gradients as it shifts frames
+    assert torch.equal(grad, output)
+    assert gradcheck(lambda t: temporal_shift(t, shift), (drawn(1, 3, 4, 2).requires_grad_(),))
+
+
+# PAConv's scored sums
+
+
+def test_assign_score_withk_sums_over_the_weight_bank(ext):
+    b, n, m, o, p, k = 2, 5, 3, 4, 2, 3
+    points, centers, scores = drawn(b, n, m, o), drawn(b, n, m, o, seed=1), drawn(b, p, k, m, seed=2)
+    neighbors = torch.tensor([[[0, 4, 7], [2, 2, 1]], [[3, -1, 0], [1, 0, 4]]])  # 7 and -1 are not there
+    given = drawn(b, o, p, k, seed=3)
+    output = torch.zeros(b, o, p, k, dtype=torch.float64)
+    expected, wanted = torch.zeros_like(output), [torch.zeros_like(t) for t in (points, centers, scores)]
+    for i, c, q, j, a in itertools.product(*map(range, (b, o, p, k, m))):
+        neighbor, center = neighbors[i, q, j], neighbors[i, q, 0]
+        if 0 <= neighbor < n:
+            difference = points[i, neighbor, a, c] - centers[i, center, a, c]
+            expected[i, c, q, j] += scores[i, q, j, a] * difference
+            wanted[0][i, neighbor, a, c] += scores[i, q, j, a] * given[i, c, q, j]
+            wanted[1][i, center, a, c] -= scores[i, q, j, a] * given[i, c, q, j]
+            wanted[2][i, q, j, a] += difference * given[i, c, q, j]
+    sizes = {"B": b, "N0": n, "N1": p, "M": m, "K": k, "O": o, "aggregate": 0}
+    ext.assign_score_withk_forward(points, centers, scores, neighbors, output, **sizes)
+    torch.testing.assert_close(output, expected)
+    got = [torch.zeros_like(t) for t in wanted]
+    ext.assign_score_withk_backward(given, points, centers, scores, neighbors, *got, **sizes)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# Bezier align
+
+
+def straight(x1: float, y1: float, x2: float, y2: float, image: int = 0) -> list[float]:
+    """A box as two straight curves: control points at thirds of its edges."""
+    xs = [x1 + (x2 - x1) * i / 3 for i in range(4)]
+    return [image, *(v for x in xs for v in (x, y1)), *(v for x in reversed(xs) for v in (x, y2))]
+
+
+def test_bezier_align_of_a_straight_box_reads_a_ramp_where_its_bins_are(ext):
+    """Bins start on the curves: with u = 0, 1/4, ... a bin's centre is the left end of what a box would have."""
+    ramp = (torch.arange(8.0)[:, None] * 10 + torch.arange(10.0)).view(1, 1, 8, 10).repeat(2, 1, 1, 1)
+    ramp[1] += 1000
+    boxes = torch.tensor([straight(2, 1, 6, 5), straight(2, 1, 6, 5, 1), straight(2, 1, 6, 5, 2)])
+    output = torch.full((3, 1, 2, 4), torch.nan)
+    ext.bezier_align_forward(ramp, boxes, output, aligned_height=2, aligned_width=4, spatial_scale=1.0,
+                             sampling_ratio=2, aligned=False)  # fmt: skip
+    expected = torch.tensor([[12.0, 13, 14, 15], [32, 33, 34, 35]])
+    torch.testing.assert_close(output[0, 0], expected)
+    torch.testing.assert_close(output[1, 0], expected + 1000)
+    assert output[2].count_nonzero() == 0  # there is no image 2
+
+
+def bezier_by_loops(input, row, height, width, scale, ratio, aligned):
+    points = [(row[1 + 2 * i] * scale, row[2 + 2 * i] * scale) for i in range(8)]
+    upper, lower = points[:4], points[4:][::-1]
+
+    def curve(p, u, axis):
+        weights = (1 - u) ** 3, 3 * u * (1 - u) ** 2, 3 * u**2 * (1 - u), u**3
+        return sum(w * q[axis] for w, q in zip(weights, p, strict=True))
+
+    def read(y, x):
+        h, w = input.shape[-2:]
+        if not (-1 <= y <= h and -1 <= x <= w):
+            return 0
+        y, x = min(max(y, 0), h - 1), min(max(x, 0), w - 1)
+        top, left = int(y), int(x)
+        below, right = min(top + 1, h - 1), min(left + 1, w - 1)
+        pixels, x, y = input[int(row[0])], x - left, y - top
+        above = pixels[:, top, left] * (1 - x) + pixels[:, top, right] * x
+        return above * (1 - y) + (pixels[:, below, left] * (1 - x) + pixels[:, below, right] * x) * y
+
+    extent = [max(abs(c[0][axis] - c[3][axis]) for c in (upper, lower)) for axis in (0, 1)]
+    extent = extent if aligned else [max(e, 1) for e in extent]
+    bins = extent[0] / width, extent[1] / height
+    count = [ratio or math.ceil(size) for size in bins]
+    output = torch.zeros(input.shape[1], height, width, dtype=input.dtype)
+    for i, j, a, b in itertools.product(range(height), range(width), range(count[1]), range(count[0])):
+        u, v = j / width, i / height
+        x, y = (curve(lower, u, axis) * v + curve(upper, u, axis) * (1 - v) - aligned / 2 for axis in (0, 1))
+        x, y = x - bins[0] / 2 + (b + 0.5) * bins[0] / count[0], y - bins[1] / 2 + (a + 0.5) * bins[1] / count[1]
+        output[:, i, j] += read(y, x)
+    return output / max(count[0] * count[1], 1)
+
+
+@pytest.mark.parametrize(("ratio", "aligned"), [(2, True), (0, True), (0, False)])
+def test_bezier_align_and_its_gradient_are_the_loop_over_its_definition(ext, ratio, aligned):
+    input = drawn(2, 2, 6, 7).requires_grad_()
+    rows = drawn(3, 17, seed=1).abs() * 5
+    rows[:, 0] = torch.tensor([0, 1, 1])
+    expected = torch.stack([bezier_by_loops(input, row.tolist(), 2, 3, 1.5, ratio, aligned) for row in rows])
+    rules = {"aligned_height": 2, "aligned_width": 3, "spatial_scale": 1.5, "sampling_ratio": ratio, "aligned": aligned}
+    output, grad = torch.full_like(expected, torch.nan), torch.ones_like(input)
+    ext.bezier_align_forward(input, rows, output, **rules)
+    torch.testing.assert_close(output, expected.detach())
+    given = torch.randn_like(output)
+    ext.bezier_align_backward(given, rows, grad, **rules)
+    torch.testing.assert_close(grad, 1 + torch.autograd.grad(expected, input, given)[0])
+
+
+def test_bezier_align_without_curves_and_with_curves_that_are_not_finite(ext):
+    rules = {"aligned_height": 2, "aligned_width": 3, "spatial_scale": 1.0, "sampling_ratio": 0, "aligned": False}
+    empty = torch.zeros(0, 2, 2, 3)
+    ext.bezier_align_forward(torch.ones(1, 2, 4, 4), torch.zeros(0, 17), empty, **rules)
+    rows = torch.tensor([straight(0, 0, 3, 3), straight(0, 0, float("inf"), 3), straight(0, float("nan"), 3, 3)])
+    output = torch.full((3, 2, 2, 3), torch.nan)
+    ext.bezier_align_forward(torch.ones(1, 2, 4, 4), rows, output, **rules)
+    assert [bool(part.any()) for part in output] == [True, False, False]
+
+
+# regions that grow over a mask
+
+
+def test_contour_expand_gives_each_pixel_to_the_region_that_reaches_it_first(ext):
+    labels = torch.zeros(3, 9, dtype=torch.int32)
+    labels[1, 1], labels[1, 6:8], labels[2, 0] = 1, 2, 3
+    mask = torch.zeros(3, 9, dtype=torch.uint8)
+    mask[1], mask[0, 4] = 1, 1
+    masks = torch.stack([mask, (labels > 0).to(torch.uint8)])
+    grown = ext.contour_expand(masks, labels, min_kernel_area=1, kernel_num=3)
+    # 1 and 3 both reach the first pixel of the middle row in one step, and 1 stands before 3
+    assert grown == [[0, 0, 0, 0, 2, 0, 0, 0, 0], [1, 1, 1, 1, 2, 2, 2, 2, 2], [3, 0, 0, 0, 0, 0, 0, 0, 0]]
+    large_ones = ext.contour_expand(masks, labels, min_kernel_area=2, kernel_num=3)
+    assert large_ones == [[0, 0, 0, 0, 2, 0, 0, 0, 0], [2] * 9, [0] * 9]
+    assert ext.contour_expand(masks[1:], labels, 1, 3) == labels.tolist()
+
+
+def test_pixel_group_takes_pixels_whose_features_are_like_the_regions(ext):
+    labels = torch.tensor([[1, 0, 0, 0, 0, 2]], dtype=torch.int32)
+    features = torch.tensor([[[0.0, 0.0], [0.1, 0.0], [0.0, 0.2], [1.0, 1.0], [0.9, 1.0], [1.0, 1.0]]])
+    score = torch.tensor([[0.5, 0.25, 0.75, 1.0, 0.5, 0.0]])
+    mask, contour = torch.ones(1, 6, dtype=torch.bool), (labels > 0).to(torch.uint8)
+    groups = ext.pixel_group(score, mask, features, labels, contour, 3, 0.5)
+    assert groups[0] == [0, 0]
+    assert groups[1] == [0.5, 3, 0, 0, 1, 0, 2, 0]
+    assert groups[2] == [0.5, 3, 3, 0, 4, 0, 5, 0]
+    mask[0, 1] = False  # nothing passes
+    assert ext.pixel_group(score, mask, features, labels, contour, 3, 0.5)[1] == [0.5, 1, 0, 0]
+    assert ext.pixel_group(score, mask, features, labels, contour * 0, 3, 0.5)[2] == [0, 1, 5, 0]
+
+
+def test_regions_beyond_their_number_are_refused(ext):
+    labels = torch.tensor([[0, 4]], dtype=torch.int32)
+    with pytest.raises(ValueError, match="internal_kernel_label must be from 0 to 3"):
+        ext.contour_expand(torch.ones(2, 1, 2, dtype=torch.uint8), labels, 1, 3)
+    with pytest.raises(ValueError, match="kernel_label must be at most 2"):
+        ext.pixel_group(torch.ones(1, 2), labels > 0, torch.ones(1, 2, 3), labels, labels > 0, 3, 0.5)

@@ -18,12 +18,15 @@ from triops.compat import (
     _finder,
     _mmcv_attention,
     _mmcv_boxes,
+    _mmcv_images,
     _mmcv_losses,
     _mmcv_maps,
+    _mmcv_motion,
     _mmcv_norm,
     _mmcv_points,
     _mmcv_rois,
     _mmcv_sparse,
+    _mmcv_text,
     _mmcv_voxels,
 )
 from triops.compat._extension import Extension
@@ -103,9 +106,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 FUNCTIONS |= _mmcv_attention.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
+FUNCTIONS |= _mmcv_images.FUNCTIONS
 FUNCTIONS |= _mmcv_maps.FUNCTIONS
+FUNCTIONS |= _mmcv_motion.FUNCTIONS
 FUNCTIONS |= _mmcv_norm.FUNCTIONS
 FUNCTIONS |= _mmcv_points.FUNCTIONS
+FUNCTIONS |= _mmcv_text.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_rois.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
