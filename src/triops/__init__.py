@@ -2,6 +2,7 @@
 
 from triops import _environment
 from triops._op import reference_backend
+from triops.ops.ball_query import ball_query
 from triops.ops.batch_norm_act import batch_norm_act
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BevPoolIndex",
     "Rulebook",
+    "ball_query",
     "batch_norm_act",
     "bbox_overlaps",
     "bev_pool",

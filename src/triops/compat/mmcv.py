@@ -25,6 +25,7 @@ from triops.compat import (
     _mmcv_norm,
     _mmcv_points,
     _mmcv_rois,
+    _mmcv_search,
     _mmcv_sparse,
     _mmcv_text,
     _mmcv_voxels,
@@ -114,6 +115,7 @@ FUNCTIONS |= _mmcv_points.FUNCTIONS
 FUNCTIONS |= _mmcv_text.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_rois.FUNCTIONS
+FUNCTIONS |= _mmcv_search.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
 FUNCTIONS |= _mmcv_voxels.FUNCTIONS
 

@@ -1,0 +1,47 @@
+"""Searches among points of `mmcv._ext`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triops
+from triops._clouds import counts_to_offsets
+
+
+def ball_query_forward(
+    new_xyz_tensor: Tensor, xyz_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int, min_radius: float,
+    max_radius: float, nsample: int,
+) -> None:  # fmt: skip
+    idx_tensor.copy_(triops.ball_query(xyz_tensor, new_xyz_tensor, max_radius, nsample, min_radius=min_radius))
+
+
+def stack_ball_query_forward(
+    new_xyz_tensor: Tensor, new_xyz_batch_cnt: Tensor, xyz_tensor: Tensor, xyz_batch_cnt: Tensor, idx_tensor: Tensor,
+    max_radius: float, nsample: int,
+) -> None:  # fmt: skip
+    idx_tensor.copy_(
+        stacked_ball_query(xyz_tensor, xyz_batch_cnt, new_xyz_tensor, new_xyz_batch_cnt, max_radius, nsample)
+    )
+
+
+def stacked_ball_query(
+    points: Tensor, counts: Tensor, centers: Tensor, center_counts: Tensor, radius: float, k: int
+) -> Tensor:
+    """As mmcv and OpenPCDet have it: indices within the cloud, and -1, 0, 0, ... for an empty ball."""
+    offsets = counts_to_offsets(counts)
+    found = triops.ball_query(
+        points, centers, radius, k, offsets=offsets, center_offsets=counts_to_offsets(center_counts)
+    )
+    begin = offsets[:-1].repeat_interleave(center_counts, output_size=centers.shape[0])
+    within = found - begin[:, None].int()
+    nothing = torch.where(torch.arange(k, device=found.device) == 0, -1, 0).int()
+    return torch.where(found < 0, nothing, within)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (ball_query_forward, stack_ball_query_forward)
+}
