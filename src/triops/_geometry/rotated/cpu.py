@@ -13,6 +13,7 @@ from triops._cpu.half import as_bits, widen
 from triops._cpu.intrinsics import maximum, minimum
 from triops._cpu.jit import inline, jit
 from triops._geometry.box.cpu import cos_sin
+from triops._geometry.rotated.reference import FLAT, SLACK
 
 # Rows of an array of frames [9, N].
 X, Y, HALF_X, HALF_Y, COS, SIN, REACH_X, REACH_Y, AREA = range(9)
@@ -98,46 +99,120 @@ def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
 
 
 @jit
+def shared_area(
+    shift_x, shift_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area
+):  # fmt: skip
+    """The area that two rectangles share whose bounding boxes overlap; shift: from the centre of b to that of a."""
+    zero = type(a_cos)(0)
+    cos = a_cos * b_cos + a_sin * b_sin
+    sin = a_sin * b_cos - a_cos * b_sin
+    along_x, along_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
+    overlapping = (abs(along_x) < a_half_x + (b_half_x * abs(cos) + b_half_y * abs(sin))) & (
+        abs(along_y) < a_half_y + (b_half_x * abs(sin) + b_half_y * abs(cos))
+    )
+    centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
+    low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
+    low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
+    origin = _clamp(zero, low_y, high_y)
+    low_y, high_y = low_y - origin, high_y - origin
+    ux, uy = a_half_x * cos, a_half_x * sin
+    vx, vy = a_half_y * sin, a_half_y * cos
+    x0, x1, x2, x3 = -ux + vx, ux + vx, ux - vx, -ux - vx
+    y0, y1, y2, y3 = (-uy - vy) - origin, (uy - vy) - origin, (uy + vy) - origin, (-uy + vy) - origin
+    c0, c1 = _clamp(x0, low_x, high_x), _clamp(x1, low_x, high_x)
+    c2, c3 = _clamp(x2, low_x, high_x), _clamp(x3, low_x, high_x)
+    slope, steep = sin / cos, -(cos / sin)
+    first = _strip(x0, y0, c0, x1, y1, c1, slope, low_y, high_y)
+    first = first + _strip(x1, y1, c1, x2, y2, c2, steep, low_y, high_y)
+    second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
+    second = second + _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
+    shared = (first + second) * type(a_cos)(-0.5)
+    shared = minimum(minimum(shared, a_area), b_area)
+    return shared if overlapping & (shared > zero) else zero
+
+
+@jit
 def overlaps(row, i, packed, count, mode, out):
     """out[k] = the overlap of row i with packed rectangle k, which are near; margin 0."""
     real = row.dtype.type
-    zero, one, negative_half = real(0), real(1), real(-0.5)
+    zero, one = real(0), real(1)
     ax, ay, a_half_x, a_half_y = row[X, i], row[Y, i], row[HALF_X, i], row[HALF_Y, i]
     a_cos, a_sin, a_area = row[COS, i], row[SIN, i], row[AREA, i]
     bx, by, b_halves_x, b_halves_y = packed[X], packed[Y], packed[HALF_X], packed[HALF_Y]
     b_coss, b_sins, b_areas = packed[COS], packed[SIN], packed[AREA]
     union, over_first = mode == IOU, mode == IOF
     for k in range(np.uint64(count)):
-        b_half_x, b_half_y, b_cos, b_sin = b_halves_x[k], b_halves_y[k], b_coss[k], b_sins[k]
-        shift_x, shift_y = ax - bx[k], ay - by[k]
-        cos = a_cos * b_cos + a_sin * b_sin
-        sin = a_sin * b_cos - a_cos * b_sin
-        along_x, along_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
-        overlapping = (abs(along_x) < a_half_x + (b_half_x * abs(cos) + b_half_y * abs(sin))) & (
-            abs(along_y) < a_half_y + (b_half_x * abs(sin) + b_half_y * abs(cos))
-        )
-        centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
-        low_x, high_x = -b_half_x - centre_x, b_half_x - centre_x
-        low_y, high_y = -b_half_y - centre_y, b_half_y - centre_y
-        origin = _clamp(zero, low_y, high_y)
-        low_y, high_y = low_y - origin, high_y - origin
-        ux, uy = a_half_x * cos, a_half_x * sin
-        vx, vy = a_half_y * sin, a_half_y * cos
-        x0, x1, x2, x3 = -ux + vx, ux + vx, ux - vx, -ux - vx
-        y0, y1, y2, y3 = (-uy - vy) - origin, (uy - vy) - origin, (uy + vy) - origin, (-uy + vy) - origin
-        c0, c1 = _clamp(x0, low_x, high_x), _clamp(x1, low_x, high_x)
-        c2, c3 = _clamp(x2, low_x, high_x), _clamp(x3, low_x, high_x)
-        slope, steep = sin / cos, -(cos / sin)
-        first = _strip(x0, y0, c0, x1, y1, c1, slope, low_y, high_y)
-        first = first + _strip(x1, y1, c1, x2, y2, c2, steep, low_y, high_y)
-        second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
-        second = second + _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
-        shared = (first + second) * negative_half
-        shared = minimum(minimum(shared, a_area), b_areas[k])
-        shared = shared if overlapping & (shared > zero) else zero
+        shared = shared_area(
+            ax - bx[k], ay - by[k], a_half_x, a_half_y, a_cos, a_sin, a_area,
+            b_halves_x[k], b_halves_y[k], b_coss[k], b_sins[k], b_areas[k],
+        )  # fmt: skip
         base = a_area + b_areas[k] - shared if union else (a_area if over_first else one)
         ratio = shared / base
         out[k] = ratio if ratio > zero else zero
+
+
+@jit
+def slack(shift_x, shift_y, a_half_x, a_half_y, b_half_x, b_half_y):
+    """By how much rounding may move a side of one of two rectangles."""
+    extent = ((a_half_x + a_half_y) + (b_half_x + b_half_y)) + (abs(shift_x) + abs(shift_y))
+    return extent * (type(extent)(SLACK) * np.finfo(type(extent)).eps)
+
+
+@jit
+def shared_area_motion(shift_x, shift_y, a_half_x, a_half_y, a_cos, a_sin, b_half_x, b_half_y, b_cos, b_sin):
+    """Derivatives of the shared area: the fields of `reference.Motion`."""
+    cos = a_cos * b_cos + a_sin * b_sin
+    sin = a_sin * b_cos - a_cos * b_sin
+    grow = slack(shift_x, shift_y, a_half_x, a_half_y, b_half_x, b_half_y)
+    centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
+    right, left, top, bottom, angle = _sides_inside(
+        a_half_x, a_half_y, b_half_x, b_half_y, centre_x, centre_y, cos, sin, grow
+    )
+    centre_x, centre_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
+    b_right, b_left, b_top, b_bottom, _ = _sides_inside(
+        b_half_x, b_half_y, a_half_x, a_half_y, -centre_x, -centre_y, cos, -sin, grow
+    )
+    along_x, along_y = right - left, top - bottom
+    return (
+        along_x * a_cos - along_y * a_sin, along_x * a_sin + along_y * a_cos, angle,
+        right + left, top + bottom, b_right + b_left, b_top + b_bottom,
+    )  # fmt: skip
+
+
+@jit
+def _sides_inside(half_x, half_y, b_half_x, b_half_y, centre_x, centre_y, cos, sin, grow):
+    """Lengths of the sides of a rectangle in another one, and the derivative of the area by its angle."""
+    zero, one, flat = type(cos)(0), type(cos)(1), type(cos)(FLAT)
+    wide_x, wide_y = b_half_x + grow, b_half_y + grow
+    narrow_x, narrow_y = maximum(b_half_x - grow, zero), maximum(b_half_y - grow, zero)
+    per_cos, per_sin = one / (cos if abs(cos) > flat else flat), one / (sin if abs(sin) > flat else flat)
+    limits = wide_x, wide_y, narrow_x, narrow_y
+    ux, uy = half_x * cos, half_x * sin
+    vx, vy = half_y * sin, half_y * cos
+    right, right_moment = _side(centre_x + ux, centre_y + uy, -per_sin, per_cos, half_y, limits)
+    left, left_moment = _side(centre_x - ux, centre_y - uy, -per_sin, per_cos, half_y, limits)
+    top, top_moment = _side(centre_x - vx, centre_y + vy, per_cos, per_sin, half_x, limits)
+    bottom, bottom_moment = _side(centre_x + vx, centre_y - vy, per_cos, per_sin, half_x, limits)
+    return right, left, top, bottom, (left_moment - right_moment) + (top_moment - bottom_moment)
+
+
+@jit
+def _side(x, y, per_x, per_y, half, limits):
+    wide, wide_moment = _within(x, y, per_x, per_y, half, limits[0], limits[1])
+    narrow, narrow_moment = _within(x, y, per_x, per_y, half, limits[2], limits[3])
+    return (wide + narrow) * type(x)(0.5), (wide_moment + narrow_moment) * type(x)(0.25)
+
+
+@jit
+def _within(x, y, per_x, per_y, half, limit_x, limit_y):
+    """Of the points (x + t / per_x, y + t / per_y), |t| <= half: the length inside, and twice the integral of t."""
+    first, second = (-limit_x - x) * per_x, (limit_x - x) * per_x
+    from_x, to_x = (first, second) if first < second else (second, first)
+    first, second = (-limit_y - y) * per_y, (limit_y - y) * per_y
+    from_y, to_y = (first, second) if first < second else (second, first)
+    begin, end = maximum(maximum(from_x, from_y), -half), minimum(minimum(to_x, to_y), half)
+    length = maximum(end - begin, type(x)(0))
+    return length, length * (begin + end)
 
 
 @jit

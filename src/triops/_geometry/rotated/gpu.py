@@ -11,11 +11,14 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._geometry.box.gpu import cos_sin
+from triops._geometry.rotated.reference import FLAT as _FLAT
+from triops._geometry.rotated.reference import SLACK as _SLACK
 from triops._geometry.rotated.reference import SMALLEST_UNION as _SMALLEST_UNION
 from triops._gpu.arithmetic import divide, from_bits
 
 BLOCK = _gpu.block(128, interpreted=4096)
 SMALLEST_UNION = tl.constexpr(_SMALLEST_UNION)
+SLACK, FLAT = tl.constexpr(_SLACK), tl.constexpr(_FLAT)
 
 
 def make_frames(first, second, clockwise, margin, order=None):
@@ -48,12 +51,7 @@ def _frames_kernel(
     angle = _field(row, other, 4, in_first, in_second, REAL)
     if not CLOCKWISE:
         angle = -angle
-    cos64, sin64 = cos_sin(angle.to(tl.float64))
-    cos, sin = cos64.to(REAL), sin64.to(REAL)
-    half_x, half_y = width * 0.5, height * 0.5
-    valid = ((x * 0 + y * 0 + width * 0 + height * 0 + angle * 0) == 0) & (width > 0) & (height > 0)
-    reach_x = (half_x + grow) * tl.abs(cos) + (half_y + grow) * tl.abs(sin)
-    reach_y = (half_x + grow) * tl.abs(sin) + (half_y + grow) * tl.abs(cos)
+    half_x, half_y, cos, sin, reach_x, reach_y, area = make_frame(x, y, width, height, angle, grow)
     out, inside = frames + i, i < total
     step = total.to(tl.int64)
     tl.store(out, x, inside)
@@ -62,9 +60,21 @@ def _frames_kernel(
     tl.store(out + 3 * step, half_y, inside)
     tl.store(out + 4 * step, cos, inside)
     tl.store(out + 5 * step, sin, inside)
-    tl.store(out + 6 * step, tl.where(valid, reach_x, float("-inf")), inside)
+    tl.store(out + 6 * step, reach_x, inside)
     tl.store(out + 7 * step, reach_y, inside)
-    tl.store(out + 8 * step, width * height, inside)
+    tl.store(out + 8 * step, area, inside)
+
+
+@triton.jit
+def make_frame(x, y, width, height, angle, grow):
+    """Half sizes, cosine, sine, reaches and area: what a frame holds besides the centre."""
+    cos64, sin64 = cos_sin(angle.to(tl.float64))
+    cos, sin = cos64.to(x.dtype), sin64.to(x.dtype)
+    half_x, half_y = width * 0.5, height * 0.5
+    valid = ((x * 0 + y * 0 + width * 0 + height * 0 + angle * 0) == 0) & (width > 0) & (height > 0)
+    reach_x = (half_x + grow) * tl.abs(cos) + (half_y + grow) * tl.abs(sin)
+    reach_y = (half_x + grow) * tl.abs(sin) + (half_y + grow) * tl.abs(cos)
+    return half_x, half_y, cos, sin, tl.where(valid, reach_x, float("-inf")), reach_y, width * height
 
 
 @triton.jit
@@ -141,7 +151,7 @@ def overlap(
         second = _strip(x2, y2, c2, x3, y3, c3, slope, low_y, high_y)
         second += _strip(x3, y3, c3, x0, y0, c0, steep, low_y, high_y)
         shared = (first + second) * -0.5
-        shared = _minimum(_minimum(shared, a_area), b_area)
+        shared = minimum(minimum(shared, a_area), b_area)
         shared = tl.where(overlapping & (shared > 0), shared, 0.0)
     if MODE == 2:
         return shared
@@ -154,24 +164,89 @@ def overlap(
 
 
 @triton.jit
-def _minimum(a, b):
+def slack(shift_x, shift_y, a_half_x, a_half_y, b_half_x, b_half_y):
+    """By how much rounding may move a side of one of two rectangles."""
+    extent = ((a_half_x + a_half_y) + (b_half_x + b_half_y)) + (tl.abs(shift_x) + tl.abs(shift_y))
+    return extent * (SLACK * 2.0**-52) if extent.dtype == tl.float64 else extent * (SLACK * 2.0**-23)
+
+
+@triton.jit
+def shared_area_motion(shift_x, shift_y, a_half_x, a_half_y, a_cos, a_sin, b_half_x, b_half_y, b_cos, b_sin):
+    """Derivatives of the shared area: the fields of `reference.Motion`."""
+    cos = a_cos * b_cos + a_sin * b_sin
+    sin = a_sin * b_cos - a_cos * b_sin
+    grow = slack(shift_x, shift_y, a_half_x, a_half_y, b_half_x, b_half_y)
+    centre_x, centre_y = shift_x * b_cos + shift_y * b_sin, shift_y * b_cos - shift_x * b_sin
+    right, left, top, bottom, angle = _sides_inside(
+        a_half_x, a_half_y, b_half_x, b_half_y, centre_x, centre_y, cos, sin, grow
+    )
+    centre_x, centre_y = shift_x * a_cos + shift_y * a_sin, shift_y * a_cos - shift_x * a_sin
+    b_right, b_left, b_top, b_bottom, _ = _sides_inside(
+        b_half_x, b_half_y, a_half_x, a_half_y, -centre_x, -centre_y, cos, -sin, grow
+    )
+    along_x, along_y = right - left, top - bottom
+    return (
+        along_x * a_cos - along_y * a_sin, along_x * a_sin + along_y * a_cos, angle,
+        right + left, top + bottom, b_right + b_left, b_top + b_bottom,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sides_inside(half_x, half_y, b_half_x, b_half_y, centre_x, centre_y, cos, sin, grow):
+    """Lengths of the sides of a rectangle in another one, and the derivative of the area by its angle."""
+    wide_x, wide_y = b_half_x + grow, b_half_y + grow
+    narrow_x, narrow_y = maximum(b_half_x - grow, 0.0), maximum(b_half_y - grow, 0.0)
+    one = tl.full(cos.shape, 1.0, cos.dtype)
+    per_cos = divide(one, tl.where(tl.abs(cos) > FLAT, cos, FLAT))
+    per_sin = divide(one, tl.where(tl.abs(sin) > FLAT, sin, FLAT))
+    limits = (wide_x, wide_y, narrow_x, narrow_y)
+    ux, uy = half_x * cos, half_x * sin
+    vx, vy = half_y * sin, half_y * cos
+    right, right_moment = _side(centre_x + ux, centre_y + uy, -per_sin, per_cos, half_y, limits)
+    left, left_moment = _side(centre_x - ux, centre_y - uy, -per_sin, per_cos, half_y, limits)
+    top, top_moment = _side(centre_x - vx, centre_y + vy, per_cos, per_sin, half_x, limits)
+    bottom, bottom_moment = _side(centre_x + vx, centre_y - vy, per_cos, per_sin, half_x, limits)
+    return right, left, top, bottom, (left_moment - right_moment) + (top_moment - bottom_moment)
+
+
+@triton.jit
+def _side(x, y, per_x, per_y, half, limits):
+    wide, wide_moment = _within(x, y, per_x, per_y, half, limits[0], limits[1])
+    narrow, narrow_moment = _within(x, y, per_x, per_y, half, limits[2], limits[3])
+    return (wide + narrow) * 0.5, (wide_moment + narrow_moment) * 0.25
+
+
+@triton.jit
+def _within(x, y, per_x, per_y, half, limit_x, limit_y):
+    """Of the points (x + t / per_x, y + t / per_y), |t| <= half: the length inside, and twice the integral of t."""
+    first, second = (-limit_x - x) * per_x, (limit_x - x) * per_x
+    from_x, to_x = tl.where(first < second, first, second), tl.where(first < second, second, first)
+    first, second = (-limit_y - y) * per_y, (limit_y - y) * per_y
+    from_y, to_y = tl.where(first < second, first, second), tl.where(first < second, second, first)
+    begin, end = maximum(maximum(from_x, from_y), -half), minimum(minimum(to_x, to_y), half)
+    length = maximum(end - begin, 0.0)
+    return length, length * (begin + end)
+
+
+@triton.jit
+def minimum(a, b):
     return tl.where(a < b, a, b)
 
 
 @triton.jit
-def _maximum(a, b):
+def maximum(a, b):
     return tl.where(a > b, a, b)
 
 
 @triton.jit
 def _clamp(value, low, high):
-    return _maximum(_minimum(value, high), low)
+    return maximum(minimum(value, high), low)
 
 
 @triton.jit
 def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
     """Twice the integral of y, clamped, over an edge, within the range of x."""
-    low, high = _minimum(y0, y1), _maximum(y0, y1)
+    low, high = minimum(y0, y1), maximum(y0, y1)
     begin = _clamp(y0 + (clipped0 - x0) * slope, low, high)
     end = _clamp(y1 + (clipped1 - x1) * slope, low, high)
     inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
@@ -203,7 +278,7 @@ def _shared_polygon(
         from_x, to_x = tl.where(t0 < t1, t0, t1), tl.where(t0 < t1, t1, t0)
         t0, t1 = divide(low_y - y, step_y), divide(high_y - y, step_y)
         from_y, to_y = tl.where(t0 < t1, t0, t1), tl.where(t0 < t1, t1, t0)
-        enter, leave = _maximum(from_x, from_y), _minimum(to_x, to_y)
+        enter, leave = maximum(from_x, from_y), minimum(to_x, to_y)
         xs += (x + enter * step_x, x + leave * step_x)
         ys += (y + enter * step_y, y + leave * step_y)
         crossing = enter < leave

@@ -11,6 +11,8 @@ from triops._dtypes import compute_dtype
 from triops._geometry.box.reference import cos_sin
 
 MODES = ("iou", "iof", "area")
+SLACK = 4  # units in the last place of the rectangles' extent within which two sides count as one
+FLAT = 1e-20  # what the sine or cosine of parallel sides is taken as: a step that is not 0
 SMALLEST_UNION = 1e-8  # of mmcv, where a margin can make the shared area larger than both rectangles
 
 
@@ -52,7 +54,7 @@ def overlap(a: Frames, b: Frames, mode: str, margin: float) -> Tensor:
         return shared
     base = a.area + b.area - shared if mode == "iou" else a.area
     if margin > 0:
-        base = _maximum(base, torch.full_like(base, SMALLEST_UNION))
+        base = maximum(base, torch.full_like(base, SMALLEST_UNION))
     ratio = shared / base
     return torch.where(ratio > 0, ratio, 0.0)  # also for NaN, of areas beyond the largest or below the smallest float
 
@@ -88,7 +90,7 @@ def shared_area(a: Frames, b: Frames) -> Tensor:
 
     def strip(i: int, j: int, slope: Tensor) -> Tensor:
         """Twice the integral of y, clamped, over the edge from corner i to corner j, within the range of x."""
-        low, high = _minimum(ys[i], ys[j]), _maximum(ys[i], ys[j])
+        low, high = minimum(ys[i], ys[j]), maximum(ys[i], ys[j])
         begin = _clamp(ys[i] + (clipped[i] - xs[i]) * slope, low, high)
         end = _clamp(ys[j] + (clipped[j] - xs[j]) * slope, low, high)
         inner_begin, inner_end = _clamp(begin, low_y, high_y), _clamp(end, low_y, high_y)
@@ -102,8 +104,89 @@ def shared_area(a: Frames, b: Frames) -> Tensor:
     first = strip(0, 1, slopes[0]) + strip(1, 2, slopes[1])
     second = strip(2, 3, slopes[0]) + strip(3, 0, slopes[1])
     shared = (first + second) * -0.5
-    shared = _minimum(_minimum(shared, a.area), b.area)
+    shared = minimum(minimum(shared, a.area), b.area)
     return torch.where(overlapping & (shared > 0), shared, 0.0)
+
+
+class Motion(NamedTuple):
+    """Derivatives of a number by how two rectangles `a` and `b` lie to each other.
+
+    Such a number stays the same when both move or turn together, so these hold those by the centre and angle of `b`.
+    """
+
+    x: Tensor  # by the centre of a; minus these by that of b
+    y: Tensor
+    angle: Tensor  # of a
+    a_half_x: Tensor
+    a_half_y: Tensor
+    b_half_x: Tensor
+    b_half_y: Tensor
+
+    def angle_of_b(self, a: Frames, b: Frames) -> Tensor:
+        return -self.angle - ((a.x - b.x) * self.y - (a.y - b.y) * self.x)
+
+
+def shared_area_motion(a: Frames, b: Frames) -> Motion:
+    """Derivatives of the area that `a` and `b` share.
+
+    A side that moves outwards by d adds d times the length of it that lies in the other rectangle. Where a side lies on
+    one of the other's, to within rounding, half of it counts: the mean of the derivatives from both hands.
+    """
+    shift_x, shift_y = a.x - b.x, a.y - b.y
+    cos = a.cos * b.cos + a.sin * b.sin
+    sin = a.sin * b.cos - a.cos * b.sin
+    grow = slack(a, b)
+    in_b = shift_x * b.cos + shift_y * b.sin, shift_y * b.cos - shift_x * b.sin
+    in_a = shift_x * a.cos + shift_y * a.sin, shift_y * a.cos - shift_x * a.sin
+    right, left, top, bottom, angle = _sides_inside(a, b, *in_b, cos, sin, grow)
+    b_right, b_left, b_top, b_bottom, _ = _sides_inside(b, a, -in_a[0], -in_a[1], cos, -sin, grow)
+    along_x, along_y = right - left, top - bottom
+    return Motion(
+        along_x * a.cos - along_y * a.sin, along_x * a.sin + along_y * a.cos, angle,
+        right + left, top + bottom, b_right + b_left, b_top + b_bottom,
+    )  # fmt: skip
+
+
+def slack(a: Frames, b: Frames) -> Tensor:
+    """By how much rounding may move a side of one of two rectangles."""
+    extent = ((a.half_x + a.half_y) + (b.half_x + b.half_y)) + ((a.x - b.x).abs() + (a.y - b.y).abs())
+    return extent * (SLACK * torch.finfo(extent.dtype).eps)
+
+
+def _sides_inside(
+    a: Frames, b: Frames, centre_x: Tensor, centre_y: Tensor, cos: Tensor, sin: Tensor, grow: Tensor
+) -> tuple[Tensor, ...]:
+    """Lengths of the sides of `a` in `b`: right, left, top, bottom; and the derivative of the area by the angle of `a`.
+
+    centre_x to sin: the centre and the rotation of `a` in the axes of `b`. Each is a mean of two, in `b` grown and
+    shrunk, which is the length itself where sides cross, and half of a side that lies on one of `b`.
+    """
+    wide_x, wide_y = b.half_x + grow, b.half_y + grow
+    narrow_x, narrow_y = _positive(b.half_x - grow), _positive(b.half_y - grow)
+    per_cos, per_sin = 1.0 / _not_flat(cos), 1.0 / _not_flat(sin)
+
+    def within(
+        x: Tensor, y: Tensor, per_x: Tensor, per_y: Tensor, half: Tensor, limit_x: Tensor, limit_y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of the points (x + t / per_x, y + t / per_y), |t| <= half: the length inside, and twice the integral of t."""
+        from_x, to_x = _ordered((-limit_x - x) * per_x, (limit_x - x) * per_x)
+        from_y, to_y = _ordered((-limit_y - y) * per_y, (limit_y - y) * per_y)
+        begin, end = maximum(maximum(from_x, from_y), -half), minimum(minimum(to_x, to_y), half)
+        length = _positive(end - begin)
+        return length, length * (begin + end)
+
+    def side(x: Tensor, y: Tensor, per_x: Tensor, per_y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        wide, wide_moment = within(x, y, per_x, per_y, half, wide_x, wide_y)
+        narrow, narrow_moment = within(x, y, per_x, per_y, half, narrow_x, narrow_y)
+        return (wide + narrow) * 0.5, (wide_moment + narrow_moment) * 0.25
+
+    ux, uy = a.half_x * cos, a.half_x * sin
+    vx, vy = a.half_y * sin, a.half_y * cos
+    right, right_moment = side(centre_x + ux, centre_y + uy, -per_sin, per_cos, a.half_y)
+    left, left_moment = side(centre_x - ux, centre_y - uy, -per_sin, per_cos, a.half_y)
+    top, top_moment = side(centre_x - vx, centre_y + vy, per_cos, per_sin, a.half_x)
+    bottom, bottom_moment = side(centre_x + vx, centre_y - vy, per_cos, per_sin, a.half_x)
+    return right, left, top, bottom, (left_moment - right_moment) + (top_moment - bottom_moment)
 
 
 def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
@@ -122,7 +205,7 @@ def shared_polygon(a: Frames, b: Frames, margin: float) -> Tensor:
         step_x, step_y = xs[(i + 1) % 4] - x, ys[(i + 1) % 4] - y
         from_x, to_x = _ordered((low_x - x) / step_x, (high_x - x) / step_x)
         from_y, to_y = _ordered((low_y - y) / step_y, (high_y - y) / step_y)
-        enter, leave = _maximum(from_x, from_y), _minimum(to_x, to_y)
+        enter, leave = maximum(from_x, from_y), minimum(to_x, to_y)
         for t in (enter, leave):
             points.append((x + t * step_x, y + t * step_y, (enter < leave) & (t > 0) & (t < 1)))
     for x, y in zip(xs, ys, strict=True):
@@ -172,17 +255,25 @@ def _angle_key(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y < 0, part - 1.0, 1.0 - part)
 
 
+def _not_flat(value: Tensor) -> Tensor:
+    return torch.where(value.abs() > FLAT, value, FLAT)
+
+
+def _positive(value: Tensor) -> Tensor:
+    return torch.where(value > 0, value, 0.0)
+
+
 # These order NaN the same way on every device, which minimum, maximum and clamp do not.
-def _minimum(a: Tensor, b: Tensor) -> Tensor:
+def minimum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a < b, a, b)
 
 
-def _maximum(a: Tensor, b: Tensor) -> Tensor:
+def maximum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a > b, a, b)
 
 
 def _clamp(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return _maximum(_minimum(value, high), low)
+    return maximum(minimum(value, high), low)
 
 
 def _ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

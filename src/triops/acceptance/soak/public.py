@@ -81,6 +81,12 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
         return Public(name, name, name, parameters, _border_align_backward, function)
     if name in ("boxes_iou_bev", "boxes_overlap_bev"):
         return Public(name, "points_in_boxes", "box_iou_rotated", ["boxes_a", "boxes_b"], _two_sets_of_boxes, function)
+    if name in ("diff_iou_rotated_2d", "diff_iou_rotated_3d"):
+        source, fields = "diff_iou_rotated", 5 if name.endswith("2d") else 7
+        return Public(
+            name, source, source, list(inspect.signature(function).parameters),
+            lambda rng, a: tuple(torch.cat([b, b[..., :2]], -1)[..., :fields] for b in a[:2]), function,
+        )  # fmt: skip
     if name in ("nms3d", "nms3d_normal"):
         parameters = ["boxes", "scores", "iou_threshold"]
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)

@@ -186,7 +186,7 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {"torch": _clipped_polygons}
+    found: dict[str, Callable[..., Any]] = {"torch": clipped_polygons}
     _ext = compiled_mmcv()
     if _ext is None:
         return found
@@ -202,7 +202,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
     return {**found, "mmcv": mmcv}
 
 
-def _clipped_polygons(
+def clipped_polygons(
     bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float
 ) -> Tensor:
     """The plain formulation in torch: all crossings and inner corners, sorted by angle, then the shoelace formula."""
