@@ -11,6 +11,7 @@ from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_ove
 from triops.ops.diff_iou_rotated import diff_iou_rotated, diff_iou_rotated_2d, diff_iou_rotated_3d
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.furthest_point_sample import furthest_point_sample, furthest_point_sample_with_dist
+from triops.ops.gather_points import gather_points, gather_points_backward, group_points
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
@@ -49,8 +50,11 @@ __all__ = [
     "dynamic_voxelize",
     "furthest_point_sample",
     "furthest_point_sample_with_dist",
+    "gather_points",
+    "gather_points_backward",
     "get_indice_pairs",
     "grid_size",
+    "group_points",
     "ingroup_inds",
     "ms_deform_attn",
     "ms_deform_attn_backward",

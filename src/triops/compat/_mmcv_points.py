@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import triops
@@ -22,7 +23,60 @@ def furthest_point_sampling_with_dist_forward(
     idx_tensor.copy_(triops.furthest_point_sample_with_dist(points_tensor, m))
 
 
+def gather_points_forward(
+    points_tensor: Tensor, idx_tensor: Tensor, out_tensor: Tensor, b: int, c: int, n: int, npoints: int
+) -> None:
+    out_tensor.copy_(triops.gather_points(points_tensor, idx_tensor))
+
+
+def gather_points_backward(
+    grad_out_tensor: Tensor, idx_tensor: Tensor, grad_points_tensor: Tensor, b: int, c: int, n: int, npoints: int
+) -> None:
+    grad_points_tensor += triops.gather_points_backward(grad_out_tensor, idx_tensor, n)
+
+
+def group_points_forward(
+    points_tensor: Tensor, idx_tensor: Tensor, out_tensor: Tensor, b: int, c: int, n: int, npoints: int, nsample: int
+) -> None:
+    out_tensor.copy_(triops.group_points(points_tensor, idx_tensor))
+
+
+def group_points_backward(
+    grad_out_tensor: Tensor, idx_tensor: Tensor, grad_points_tensor: Tensor, b: int, c: int, n: int, npoints: int,
+    nsample: int,
+) -> None:  # fmt: skip
+    grad_points_tensor += triops.gather_points_backward(grad_out_tensor.flatten(2), idx_tensor.flatten(1), n)
+
+
+def stack_group_points_forward(
+    features_tensor: Tensor, features_batch_cnt_tensor: Tensor, idx_tensor: Tensor, idx_batch_cnt_tensor: Tensor,
+    out_tensor: Tensor, b: int, c: int, m: int, nsample: int,
+) -> None:  # fmt: skip
+    rows = as_rows(idx_tensor, idx_batch_cnt_tensor, features_batch_cnt_tensor)
+    out_tensor.copy_(triops.group_points(features_tensor, rows).mT)
+
+
+def stack_group_points_backward(
+    grad_out_tensor: Tensor, idx_tensor: Tensor, idx_batch_cnt_tensor: Tensor, features_batch_cnt_tensor: Tensor,
+    grad_features_tensor: Tensor, b: int, c: int, m: int, n: int, nsample: int,
+) -> None:  # fmt: skip
+    rows = as_rows(idx_tensor, idx_batch_cnt_tensor, features_batch_cnt_tensor)
+    grad = grad_out_tensor.mT.reshape(1, m * nsample, c)
+    grad_features_tensor += triops.gather_points_backward(grad, rows.view(1, -1), n, channels_last=True)[0]
+
+
+def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
+    """Indices [M, K] within clouds as rows of all points; -1 stays. Counts are of each cloud."""
+    starts = point_counts.cumsum(0) - point_counts
+    start = starts.repeat_interleave(index_counts.long(), output_size=len(indices))
+    return torch.where(indices < 0, -1, indices + start[:, None])
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (furthest_point_sampling_forward, furthest_point_sampling_with_dist_forward)
-}
+    for function in (
+        furthest_point_sampling_forward, furthest_point_sampling_with_dist_forward, gather_points_forward,
+        gather_points_backward, group_points_forward, group_points_backward, stack_group_points_forward,
+        stack_group_points_backward,
+    )
+}  # fmt: skip

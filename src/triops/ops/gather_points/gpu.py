@@ -1,0 +1,154 @@
+"""gather_points on GPU: a tile of places and channels per program, read from rows of channels.
+
+Planes [B, C, N] of many channels are turned into rows first: rows are read in whole lines, wherever they lie, and a
+tile is turned round on its way to the output. The backward adds tiles to rows by atomics, in float32 or float64; in
+deterministic mode the places are sorted by point, and a program adds up those of one point in order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triops import _check, _gpu
+from triops._dtypes import compute_dtype
+from triops._gpu import cdiv, next_power_of_2
+from triops.ops.gather_points.reference import check_indices
+
+FEW_CHANNELS = 8  # up to which planes are read as they lie
+MOST_CHANNELS = 64  # of a tile
+TILE = _gpu.block(4096, interpreted=16384)
+WARPS = 4
+
+
+def gather_points(features, indices, channels_last):
+    batch, places = indices.shape
+    count, channels = _sizes(features, channels_last)
+    _check_on_request("gather_points", indices, count)
+    shape = (batch, places, channels) if channels_last else (batch, channels, places)
+    out = torch.empty(shape, dtype=features.dtype, device=features.device)
+    if out.numel() == 0:
+        return out
+    if count == 0:
+        return out.zero_()
+    in_rows = channels_last or channels > FEW_CHANNELS
+    source = features.contiguous() if channels_last or not in_rows else features.mT.contiguous()
+    block = min(next_power_of_2(channels), MOST_CHANNELS)
+    blocks = cdiv(places, TILE // block)
+    _gather_kernel[(blocks * batch, cdiv(channels, block))](
+        source, indices.contiguous(), out, blocks, count, places, channels, IN_ROWS=in_rows, OUT_ROWS=channels_last,
+        BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def gather_points_backward(grad_output, indices, count, channels_last):
+    batch, places = indices.shape
+    _, channels = _sizes(grad_output, channels_last)
+    _check_on_request("gather_points_backward", indices, count)
+    real = compute_dtype(grad_output.dtype)
+    sums = torch.zeros((batch, count, channels), dtype=real, device=grad_output.device)
+    if sums.numel() and places:
+        grad, indices = grad_output.contiguous(), indices.contiguous()
+        block = min(next_power_of_2(channels), MOST_CHANNELS)
+        if torch.are_deterministic_algorithms_enabled():
+            order, start = _by_point(indices, count)
+            _add_in_order_kernel[(batch * count, cdiv(channels, block))](
+                grad, order, start, sums, places, channels, ROWS=channels_last, CHANNELS=block, num_warps=1
+            )
+        else:
+            blocks = cdiv(places, TILE // block)
+            _add_kernel[(blocks * batch, cdiv(channels, block))](
+                grad, indices, sums, blocks, count, places, channels, ROWS=channels_last, BLOCK=TILE // block,
+                CHANNELS=block, num_warps=WARPS,
+            )  # fmt: skip
+    sums = sums.to(grad_output.dtype)
+    return sums if channels_last else sums.mT.contiguous()
+
+
+def _sizes(features, channels_last):
+    """Points or places, and channels."""
+    return features.shape[1:] if channels_last else (features.shape[2], features.shape[1])
+
+
+def _check_on_request(operator, indices, count):
+    if _check.strict():
+        check_indices(operator, indices, count)
+
+
+def _by_point(indices, count):
+    """Places [B * M] sorted by point, in their own order; where each of B * count points begins among them."""
+    batch = len(indices)
+    valid = (indices >= 0) & (indices < count)
+    points = torch.arange(batch, device=indices.device)[:, None] * count + indices.long()
+    points, order = torch.where(valid, points, batch * count).view(-1).sort(stable=True)
+    return order, torch.searchsorted(points, torch.arange(batch * count + 1, device=indices.device))
+
+
+@triton.jit
+def _tile(blocks, places, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
+    """-> batch element, places, channels of this program, and which of them there are"""
+    batch = tl.program_id(0) // blocks
+    m = (tl.program_id(0) - batch * blocks) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    return batch.to(tl.int64), m, c, m < places, c < channels
+
+
+@triton.jit
+def _address(batch, i, c, count, channels, ROWS: tl.constexpr):
+    """Of point i and channel c in [B, count, channels], or in [B, channels, count]."""
+    if ROWS:  # noqa: SIM108 - a branch of the kernel
+        found = (batch * count + i.to(tl.int64)) * channels + c
+    else:
+        found = (batch * channels + c.to(tl.int64)) * count + i
+    return found
+
+
+@_gpu.kernel(specialize=["channels"])
+def _gather_kernel(
+    source, indices, out, blocks, count, places, channels, IN_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    batch, m, c, here, there = _tile(blocks, places, channels, BLOCK, CHANNELS)
+    i = tl.load(indices + batch * places + m, mask=here, other=-1)
+    used = here & (i >= 0) & (i < count)
+    at = _address(batch, i[:, None], c[None, :], count, channels, IN_ROWS)
+    value = tl.load(source + at, mask=used[:, None] & there[None, :], other=0.0)
+    to = _address(batch, m[:, None], c[None, :], places, channels, OUT_ROWS)
+    tl.store(out + to, value, mask=here[:, None] & there[None, :])
+
+
+@_gpu.kernel(specialize=["channels"])
+def _add_kernel(
+    grad,
+    indices,
+    sums,
+    blocks,
+    count,
+    places,
+    channels,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    batch, m, c, here, there = _tile(blocks, places, channels, BLOCK, CHANNELS)
+    i = tl.load(indices + batch * places + m, mask=here, other=-1)
+    used = here & (i >= 0) & (i < count)
+    at = _address(batch, m[:, None], c[None, :], places, channels, ROWS)
+    value = tl.load(grad + at, mask=used[:, None] & there[None, :], other=0.0).to(sums.dtype.element_ty)
+    to = _address(batch, i[:, None], c[None, :], count, channels, True)
+    tl.atomic_add(sums + to, value, mask=used[:, None] & there[None, :], sem="relaxed")
+
+
+@_gpu.kernel(specialize=["channels"])
+def _add_in_order_kernel(
+    grad, order, start, sums, places, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    point = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros([CHANNELS], sums.dtype.element_ty)
+    for k in range(tl.load(start + point), tl.load(start + point + 1)):
+        place = tl.load(order + k)
+        batch = place // places
+        at = _address(batch, place - batch * places, c, places, channels, ROWS)
+        total += tl.load(grad + at, mask=c < channels, other=0.0).to(sums.dtype.element_ty)
+    tl.store(sums + point * channels + c, total, mask=c < channels)
