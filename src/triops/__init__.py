@@ -14,6 +14,7 @@ from triops.ops.furthest_point_sample import furthest_point_sample, furthest_poi
 from triops.ops.gather_points import gather_points, gather_points_backward, group_points
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
+from triops.ops.knn import knn, three_nn
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
@@ -56,6 +57,7 @@ __all__ = [
     "grid_size",
     "group_points",
     "ingroup_inds",
+    "knn",
     "ms_deform_attn",
     "ms_deform_attn_backward",
     "nms",
@@ -78,6 +80,7 @@ __all__ = [
     "sparse_max_pool",
     "sparse_output_shape",
     "sparse_to_dense",
+    "three_nn",
     "voxelize",
     "voxelize_padded",
 ]

@@ -14,7 +14,7 @@ from triops import _check
 from triops._clouds import check_ascending, check_offsets
 from triops._dtypes import compute_dtype
 
-MOST_CLOUDS = 2**20
+MOST_CLOUDS, MOST_NEIGHBORS = 2**20, 4096
 DISTANCES = 2**24  # that a reference holds at a time
 
 
@@ -51,6 +51,12 @@ def check_clouds(
     clouds = points.shape[0] if padded else 1 if offsets is None else offsets.shape[0] - 1
     if not isinstance(clouds, torch.SymInt) and clouds > MOST_CLOUDS:
         c.fail(f"there must be at most {MOST_CLOUDS} clouds, got {clouds}")
+
+
+def check_k(c: _check.Checker, k: int) -> None:
+    c.at_least("k", k, 1)
+    if not isinstance(k, torch.SymInt) and k > MOST_NEIGHBORS:
+        c.fail(f"k must be at most {MOST_NEIGHBORS}, got {k}")
 
 
 def bounds_of(operator: str, name: str, points: Tensor, offsets: Tensor | None) -> list[int]:

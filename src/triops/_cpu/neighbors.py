@@ -163,10 +163,9 @@ def _search(begin, end, queries, tree, ball, near, far, indices, distances):
     zero, k, infinity = real(0), indices.shape[1], np.inf
     waiting = np.empty((MOST_LEVELS, LANES), np.float64)  # keys of the children of a node per level
     nodes = np.empty(MOST_LEVELS, np.int64)
-    apart, keys = np.empty(LANES, queries.dtype), np.empty(k, np.float64)
+    apart, keys, found = np.empty(LANES, queries.dtype), np.empty(k, np.float64), np.empty(k, np.int32)
     for q in range(begin, end):
-        for slot in range(k):
-            indices[q, slot], keys[slot] = -1, infinity
+        keys[:], found[:] = infinity, -1
         x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
         level, nodes[tree.top] = tree.top + 1, 0
         enter = searching = np.isfinite(x) and np.isfinite(y) and np.isfinite(z)
@@ -190,9 +189,9 @@ def _search(begin, end, queries, tree, ball, near, far, indices, distances):
                         d, index = apart[lane], tree.numbers[node, lane]
                         if ball:
                             if d == zero or (d >= near and d < far):
-                                _insert(np.float64(index), index, indices[q], keys)
+                                _insert(np.float64(index), index, keys, found)
                         elif d < infinity and d <= keys[k - 1]:
-                            _insert(np.float64(d), index, indices[q], keys)
+                            _insert(np.float64(d), index, keys, found)
                     level = 1
             child, nearest = -1, infinity
             for lane in range(LANES):
@@ -206,18 +205,18 @@ def _search(begin, end, queries, tree, ball, near, far, indices, distances):
                 level += 1
             else:
                 searching = False
+        indices[q] = found
         if not ball:
             for slot in range(k):
                 distances[q, slot] = keys[slot]
 
 
-@jit
-def _insert(key, index, indices, keys):
-    """Into a row that ascends by (key, index), whose last entry drops out."""
+@inline
+def _insert(key, index, keys, found):
+    """Into (key, index) in ascending order, of which the last drops out."""
     slot = keys.shape[0] - 1
-    if key > keys[slot] or (key == keys[slot] and index > indices[slot]):
-        return
-    while slot > 0 and (key < keys[slot - 1] or (key == keys[slot - 1] and index < indices[slot - 1])):
-        keys[slot], indices[slot] = keys[slot - 1], indices[slot - 1]
-        slot -= 1
-    keys[slot], indices[slot] = key, index
+    if key < keys[slot] or (key == keys[slot] and index < found[slot]):
+        while slot > 0 and (key < keys[slot - 1] or (key == keys[slot - 1] and index < found[slot - 1])):
+            keys[slot], found[slot] = keys[slot - 1], found[slot - 1]
+            slot -= 1
+        keys[slot], found[slot] = key, index

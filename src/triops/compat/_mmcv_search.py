@@ -42,6 +42,24 @@ def stacked_ball_query(
     return torch.where(found < 0, nothing, within)
 
 
+def knn_forward(
+    xyz_tensor: Tensor, new_xyz_tensor: Tensor, idx_tensor: Tensor, dist2_tensor: Tensor, b: int, n: int, m: int,
+    nsample: int,
+) -> None:  # fmt: skip
+    indices, squares = triops.knn(xyz_tensor, new_xyz_tensor, nsample, squared=True)
+    idx_tensor.copy_(indices.clamp(min=0))  # mmcv's sign of nothing is index 0 at a squared distance of 1e10
+    dist2_tensor.copy_(squares.clamp(max=1e10))
+
+
+def three_nn_forward(
+    unknown_tensor: Tensor, known_tensor: Tensor, dist2_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int
+) -> None:
+    squares, indices = triops.three_nn(unknown_tensor, known_tensor, squared=True)
+    dist2_tensor.copy_(squares)
+    idx_tensor.copy_(indices)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (ball_query_forward, stack_ball_query_forward)
+    function.__name__: function
+    for function in (ball_query_forward, stack_ball_query_forward, knn_forward, three_nn_forward)
 }

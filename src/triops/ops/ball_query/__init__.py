@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._neighbors import check_clouds
+from triops._neighbors import check_clouds, check_k
 from triops.ops.ball_query import reference
-
-MOST_NEIGHBORS = 4096
 
 
 def ball_query(
@@ -62,9 +60,7 @@ def _check_call(
         c.fail(f"radius must be more than 0, got {radius}")
     if not 0 <= min_radius <= radius:
         c.fail(f"min_radius must be from 0 to the radius, {radius}, got {min_radius}")
-    c.at_least("k", k, 1)
-    if not isinstance(k, torch.SymInt) and k > MOST_NEIGHBORS:
-        c.fail(f"k must be at most {MOST_NEIGHBORS}, got {k}")
+    check_k(c, k)
 
 
 def _fake(
