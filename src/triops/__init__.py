@@ -25,6 +25,7 @@ from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
+from triops.ops.three_interpolate import three_interpolate, three_interpolate_backward
 from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
 __version__ = "0.1.0"
@@ -80,6 +81,8 @@ __all__ = [
     "sparse_max_pool",
     "sparse_output_shape",
     "sparse_to_dense",
+    "three_interpolate",
+    "three_interpolate_backward",
     "three_nn",
     "voxelize",
     "voxelize_padded",

@@ -22,6 +22,20 @@ def check_ascending(operator: str, name: str, offsets: Tensor, total: int) -> No
         raise IndexError(f"{operator}: {name} must ascend from 0 to {total}, and do not")
 
 
+def check_indices(operator: str, indices: Tensor, count: int) -> None:
+    """IndexError on a CPU, or under TRIOPS_CHECK=1, for an index that is neither a point's nor -1."""
+    if indices.device.type != "cpu" and not _check.strict():
+        return
+    if indices.numel() and not (int(indices.min()) >= -1 and int(indices.max()) < count):
+        raise IndexError(f"{operator}: indices must lie in -1..{count - 1}, and do not")
+
+
+def check_indices_on_request(operator: str, indices: Tensor, count: int) -> None:
+    """As `check_indices`, for GPU kernels: under TRIOPS_CHECK=1 alone, since it waits for the GPU."""
+    if _check.strict():
+        check_indices(operator, indices, count)
+
+
 def even_offsets(batch: int, each: int, device: torch.device) -> Tensor:
     """Offsets of `batch` clouds of `each` rows: a padded batch [B, N, ...] seen as rows."""
     return torch.arange(batch + 1, device=device) * each

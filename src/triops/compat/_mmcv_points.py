@@ -65,6 +65,28 @@ def stack_group_points_backward(
     grad_features_tensor += triops.gather_points_backward(grad, rows.view(1, -1), n, channels_last=True)[0]
 
 
+def three_interpolate_forward(
+    points_tensor: Tensor, idx_tensor: Tensor, weight_tensor: Tensor, out_tensor: Tensor, b: int, c: int, m: int, n: int
+) -> None:
+    out_tensor.copy_(triops.three_interpolate(points_tensor, idx_tensor, _fitting(weight_tensor, points_tensor)))
+
+
+def three_interpolate_backward(
+    grad_out_tensor: Tensor, idx_tensor: Tensor, weight_tensor: Tensor, grad_points_tensor: Tensor, b: int, c: int,
+    n: int, m: int,
+) -> None:  # fmt: skip
+    unread = grad_out_tensor.new_empty((1, 1, 1)).expand(b, c, m)
+    grad_points_tensor += triops.three_interpolate_backward(
+        grad_out_tensor, unread, idx_tensor, _fitting(weight_tensor, grad_out_tensor), of_weights=False
+    )[0]
+
+
+def _fitting(weights: Tensor, features: Tensor) -> Tensor:
+    """Autocast mixes dtypes; float32 weights of half features stay as they are."""
+    half = features.dtype in (torch.float16, torch.bfloat16)
+    return weights if half and weights.dtype == torch.float32 else weights.to(features.dtype)
+
+
 def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
     """Indices [M, K] within clouds as rows of all points; -1 stays. Counts are of each cloud."""
     starts = point_counts.cumsum(0) - point_counts
@@ -77,6 +99,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         furthest_point_sampling_forward, furthest_point_sampling_with_dist_forward, gather_points_forward,
         gather_points_backward, group_points_forward, group_points_backward, stack_group_points_forward,
-        stack_group_points_backward,
+        stack_group_points_backward, three_interpolate_forward, three_interpolate_backward,
     )
 }  # fmt: skip

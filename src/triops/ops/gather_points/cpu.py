@@ -6,11 +6,11 @@ The backward walks the indices in order, and threads share planes or channels, s
 import numpy as np
 import torch
 
+from triops._clouds import check_indices
 from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
-from triops.ops.gather_points.reference import check_indices
 
 ELEMENTS = 100_000  # worth a thread
 CHANNELS = 16  # of a row that a thread takes at least, in the backward

@@ -6,13 +6,13 @@ deterministic mode the places are sorted by point, and a program adds up those o
 """
 
 import torch
-import triton
 import triton.language as tl
 
-from triops import _check, _gpu
+from triops import _gpu
+from triops._clouds import check_indices_on_request
 from triops._dtypes import compute_dtype
 from triops._gpu import cdiv, next_power_of_2
-from triops.ops.gather_points.reference import check_indices
+from triops._gpu.rows import address, places_by_point, points_and_channels, tile_of_program
 
 FEW_CHANNELS = 8  # up to which planes are read as they lie
 MOST_CHANNELS = 64  # of a tile
@@ -22,8 +22,8 @@ WARPS = 4
 
 def gather_points(features, indices, channels_last):
     batch, places = indices.shape
-    count, channels = _sizes(features, channels_last)
-    _check_on_request("gather_points", indices, count)
+    count, channels = points_and_channels(features, channels_last)
+    check_indices_on_request("gather_points", indices, count)
     shape = (batch, places, channels) if channels_last else (batch, channels, places)
     out = torch.empty(shape, dtype=features.dtype, device=features.device)
     if out.numel() == 0:
@@ -43,15 +43,15 @@ def gather_points(features, indices, channels_last):
 
 def gather_points_backward(grad_output, indices, count, channels_last):
     batch, places = indices.shape
-    _, channels = _sizes(grad_output, channels_last)
-    _check_on_request("gather_points_backward", indices, count)
+    _, channels = points_and_channels(grad_output, channels_last)
+    check_indices_on_request("gather_points_backward", indices, count)
     real = compute_dtype(grad_output.dtype)
     sums = torch.zeros((batch, count, channels), dtype=real, device=grad_output.device)
     if sums.numel() and places:
         grad, indices = grad_output.contiguous(), indices.contiguous()
         block = min(next_power_of_2(channels), MOST_CHANNELS)
         if torch.are_deterministic_algorithms_enabled():
-            order, start = _by_point(indices, count)
+            order, start = places_by_point(indices, count)
             _add_in_order_kernel[(batch * count, cdiv(channels, block))](
                 grad, order, start, sums, places, channels, ROWS=channels_last, CHANNELS=block, num_warps=1
             )
@@ -65,55 +65,17 @@ def gather_points_backward(grad_output, indices, count, channels_last):
     return sums if channels_last else sums.mT.contiguous()
 
 
-def _sizes(features, channels_last):
-    """Points or places, and channels."""
-    return features.shape[1:] if channels_last else (features.shape[2], features.shape[1])
-
-
-def _check_on_request(operator, indices, count):
-    if _check.strict():
-        check_indices(operator, indices, count)
-
-
-def _by_point(indices, count):
-    """Places [B * M] sorted by point, in their own order; where each of B * count points begins among them."""
-    batch = len(indices)
-    valid = (indices >= 0) & (indices < count)
-    points = torch.arange(batch, device=indices.device)[:, None] * count + indices.long()
-    points, order = torch.where(valid, points, batch * count).view(-1).sort(stable=True)
-    return order, torch.searchsorted(points, torch.arange(batch * count + 1, device=indices.device))
-
-
-@triton.jit
-def _tile(blocks, places, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
-    """-> batch element, places, channels of this program, and which of them there are"""
-    batch = tl.program_id(0) // blocks
-    m = (tl.program_id(0) - batch * blocks) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    return batch.to(tl.int64), m, c, m < places, c < channels
-
-
-@triton.jit
-def _address(batch, i, c, count, channels, ROWS: tl.constexpr):
-    """Of point i and channel c in [B, count, channels], or in [B, channels, count]."""
-    if ROWS:  # noqa: SIM108 - a branch of the kernel
-        found = (batch * count + i.to(tl.int64)) * channels + c
-    else:
-        found = (batch * channels + c.to(tl.int64)) * count + i
-    return found
-
-
 @_gpu.kernel(specialize=["channels"])
 def _gather_kernel(
     source, indices, out, blocks, count, places, channels, IN_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    batch, m, c, here, there = _tile(blocks, places, channels, BLOCK, CHANNELS)
+    batch, m, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
     i = tl.load(indices + batch * places + m, mask=here, other=-1)
     used = here & (i >= 0) & (i < count)
-    at = _address(batch, i[:, None], c[None, :], count, channels, IN_ROWS)
+    at = address(batch, i[:, None], c[None, :], count, channels, IN_ROWS)
     value = tl.load(source + at, mask=used[:, None] & there[None, :], other=0.0)
-    to = _address(batch, m[:, None], c[None, :], places, channels, OUT_ROWS)
+    to = address(batch, m[:, None], c[None, :], places, channels, OUT_ROWS)
     tl.store(out + to, value, mask=here[:, None] & there[None, :])
 
 
@@ -130,12 +92,12 @@ def _add_kernel(
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    batch, m, c, here, there = _tile(blocks, places, channels, BLOCK, CHANNELS)
+    batch, m, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
     i = tl.load(indices + batch * places + m, mask=here, other=-1)
     used = here & (i >= 0) & (i < count)
-    at = _address(batch, m[:, None], c[None, :], places, channels, ROWS)
+    at = address(batch, m[:, None], c[None, :], places, channels, ROWS)
     value = tl.load(grad + at, mask=used[:, None] & there[None, :], other=0.0).to(sums.dtype.element_ty)
-    to = _address(batch, i[:, None], c[None, :], count, channels, True)
+    to = address(batch, i[:, None], c[None, :], count, channels, True)
     tl.atomic_add(sums + to, value, mask=used[:, None] & there[None, :], sem="relaxed")
 
 
@@ -149,6 +111,6 @@ def _add_in_order_kernel(
     for k in range(tl.load(start + point), tl.load(start + point + 1)):
         place = tl.load(order + k)
         batch = place // places
-        at = _address(batch, place - batch * places, c, places, channels, ROWS)
+        at = address(batch, place - batch * places, c, places, channels, ROWS)
         total += tl.load(grad + at, mask=c < channels, other=0.0).to(sums.dtype.element_ty)
     tl.store(sums + point * channels + c, total, mask=c < channels)

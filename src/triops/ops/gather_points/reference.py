@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triops import _check
+from triops._clouds import check_indices
 from triops._dtypes import compute_dtype
 
 
@@ -33,11 +33,3 @@ def gather_points_backward(grad_output: Tensor, indices: Tensor, count: int, cha
         cloud.index_add_(0, index[used].long(), own[used])
     grad = grad.to(grad_output.dtype)
     return grad if channels_last else grad.mT.contiguous()
-
-
-def check_indices(operator: str, indices: Tensor, count: int) -> None:
-    """IndexError on a CPU, or under TRIOPS_CHECK=1, for an index that is neither a point's nor -1."""
-    if indices.device.type != "cpu" and not _check.strict():
-        return
-    if indices.numel() and not (int(indices.min()) >= -1 and int(indices.max()) < count):
-        raise IndexError(f"{operator}: indices must lie in -1..{count - 1}, and do not")
