@@ -22,7 +22,7 @@ lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Whole networks of mmdetection3d on triops, in an environment of their own.
+# Whole networks of mmdetection3d and mmdetection on triops, in an environment of their own.
 test-networks: .venv-networks/.installed
 	.venv-networks/bin/pytest tests_networks
 
