@@ -265,6 +265,19 @@ def test_of_the_integers_triton_specialises_those_that_are_named(monkeypatch: py
     assert made == [{"do_not_specialize": ["count"]}]
 
 
+def test_the_alignment_of_a_tensor_that_may_begin_anywhere_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 5)
+    monkeypatch.setattr(_gpu.launch, "fast_launches", True)
+    monkeypatch.setattr(_gpu.launch, "driver", SimpleNamespace(active=active))
+    found = _gpu.Kernel(lambda tensor, row, count, BLOCK: None, unaligned=("row",))
+    found.jit = Jit()
+    tensor, rows = torch.zeros(64), torch.zeros(64)
+    for first in range(3):
+        found[(7,)](tensor, rows[first:], 5, BLOCK=64)
+    assert len(found.jit.own) == 1
+    assert [call[10] for call in found.jit.fast] == [rows[1:].data_ptr(), rows[2:].data_ptr()]
+
+
 def test_a_parameter_to_specialise_on_must_exist() -> None:
     with pytest.raises(ValueError, match="has no parameter sizes"):
         _gpu.Kernel(lambda tensor, count, size, BLOCK: None, specialize=("sizes",))

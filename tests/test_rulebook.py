@@ -75,9 +75,9 @@ def test_the_index_of_a_convolutions_outputs_answers_the_look_ups_of_the_next(
     window = [3, 3, 3], [2, 1, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0]
     args = sites_of(300, 2, SHAPE), 2, SHAPE, *window, False
     if capacity is None:
-        out, _, _, index = run("gpu", "sparse_neighbors", (*args, None, True))
+        out, _, _, index = run("gpu", "sparse_neighbors", (*args, None, True, True))
     else:
-        out, _, _, _, index = run("gpu", "capped_neighbors", (*args, capacity, None, True))
+        out, _, _, _, index = run("gpu", "capped_neighbors", (*args, capacity, None, True, True))
     call = out, 2, [3, 11, 19], kernel, [1, 2, 1]
     assert_same(
         run("gpu", "submanifold_neighbors", (*call, index)), run("reference", "submanifold_neighbors", (*call, None))
@@ -113,9 +113,9 @@ def test_owners_that_the_caller_knows_give_the_same_tables(
     sites[sites[:, 0] == 1] = sites[0].clone()
     lists = [3, 3, 3], [2, 1, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0]
     owners = run("gpu", "submanifold_neighbors", (sites, 2, SHAPE, [1, 1, 1], [1, 1, 1], None))[0]
-    expected = run("reference", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, None, False))
+    expected = run("reference", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, None, False, True))
     for known in (owners, None):
-        assert_same(run("gpu", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, known, False)), expected)
+        assert_same(run("gpu", "sparse_neighbors", (sites, 2, SHAPE, *lists, False, known, False, True)), expected)
 
 
 def test_every_operator_of_a_convolution_passes_index_and_owners_on() -> None:

@@ -348,11 +348,27 @@ def test_a_prepared_rulebook_gives_the_same_bits_forward_and_backward() -> None:
 def test_preparing_twice_does_nothing_and_a_rulebook_never_prepares_itself() -> None:
     book = sparse(70, 2, [5, 6, 7], padding=1)()
     sparse_conv(torch.randn(70, 4, requires_grad=True), torch.randn(5, 3, 3, 3, 4), book).sum().backward()
-    assert book.tables[4:] == (None,) * 4
+    assert book.tables[5:] == (None,) * 4
     ready = book.prepared(backward=True)
     assert ready.prepared() is ready
     assert ready.prepared(backward=True) is ready
     assert ready.inverse().prepared(backward=True).tables.pairs is ready.tables.transposed_pairs
+
+
+def test_a_rulebook_with_one_table_works_the_other_out_when_it_is_asked_for() -> None:
+    sites, rules = sparse(70, 2, [5, 6, 7])().in_indices, {"stride": 2, "padding": 1}
+    whole = Rulebook.sparse(sites, 2, [5, 6, 7], 3, **rules)
+    half = Rulebook.sparse(sites, 2, [5, 6, 7], 3, **rules, both=False)
+    assert half.tables.scatter is None
+    assert torch.equal(half.scatter, whole.scatter)
+    assert torch.equal(half.inverse().gather, whole.inverse().gather)
+    features, weight = torch.randn(70, 4), torch.randn(5, 3, 3, 3, 4)
+    gradients = []
+    for book in (whole, half, whole.prepared(backward=True), half.prepared(backward=True)):
+        leaf = features.clone().requires_grad_()
+        sparse_conv(leaf, weight, book).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert all(torch.equal(g, gradients[0]) for g in gradients[1:])
 
 
 def test_a_rulebook_is_a_value_whose_tables_are_handed_out_as_copies() -> None:

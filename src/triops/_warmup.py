@@ -60,28 +60,25 @@ def warm_network(example: Callable[[], Any], workers: int | None = None) -> int:
     """
     import triops  # noqa: F401
     from triops import _gpu
-    from triops._gpu.pinned import PinnedCounter
 
     if _gpu.INTERPRETED:
         raise RuntimeError("triops warmup: Triton's interpreter compiles nothing; unset TRITON_INTERPRET")
-    empty, wait, compiling = torch.empty, PinnedCounter.wait, _gpu.launch._State.compiling
+    empty, compiling = torch.empty, _gpu.launch._State.compiling
     torch.empty = torch.zeros  # type: ignore[assignment]  # what no kernel writes may still be read as an index
-    PinnedCounter.wait = lambda self: NUMBER  # type: ignore[method-assign]
     _gpu.launch._State.compiling = True  # in every thread, since autograd has its own
     try:
-        with _compiling_on_threads(workers or os.cpu_count() or 1) as kernels:
+        with compiling_on_threads(workers, of_all_threads=True) as kernels:
             example()
     finally:
-        torch.empty, PinnedCounter.wait, _gpu.launch._State.compiling = empty, wait, compiling  # type: ignore[method-assign]
+        torch.empty, _gpu.launch._State.compiling = empty, compiling
     return len(kernels)
 
 
-NUMBER = 2  # of sites and the like: batch norm wants more than one
-
-
 @contextmanager
-def _compiling_on_threads(workers: int) -> Iterator[Collection[Any]]:
-    """Inside this block Triton compiles on a pool of threads, wherever a launch asks for it. Yields what it compiles.
+def compiling_on_threads(workers: int | None = None, of_all_threads: bool = False) -> Iterator[Collection[Any]]:
+    """Inside this block Triton compiles on a pool of threads, where a launch asks for it. Yields what it compiles.
+
+    of_all_threads: where a launch of any thread asks for it, not only one of the thread that entered the block.
 
     Most of a compilation is outside of Python, without the lock that threads share. A Triton without this mode
     compiles in turn, and what it compiles is not known.
@@ -91,7 +88,10 @@ def _compiling_on_threads(workers: int) -> Iterator[Collection[Any]]:
     except ImportError:
         yield ()
         return
-    with ThreadPoolExecutor(workers) as pool, _async_compile.AsyncCompileMode(pool) as mode:
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool, _async_compile.AsyncCompileMode(pool) as mode:
+        if not of_all_threads:
+            yield mode.future_kernels
+            return
         known = _async_compile.active_mode
         _async_compile.active_mode = ContextVar("compiling", default=mode)  # seen by all threads, not by this one alone
         try:

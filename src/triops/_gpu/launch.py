@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, overload
 
 import triton
@@ -28,17 +28,20 @@ class Kernel:
 
     Triton analyses every argument at every launch, which costs more host time than the launch. Here the
     compiled kernel is kept by what the analysis can depend on: dtype and alignment of tensors, and for
-    integers whether they need 64 bits. Of those named in `specialize`, also whether they are 1 or a multiple of 16.
+    integers whether they need 64 bits. Of those named in `specialize`, also whether they are 1 or a multiple of 16;
+    of tensors named in `unaligned`, not the alignment.
     Arguments are tensors, the first of them always, and integers; constants go by keyword, in order.
 
     How Triton calls a compiled kernel is nowhere promised, so the first launch of each kind is watched, and repeated by
     itself only where Triton called it as expected; see `_Repeat`.
     """
 
-    def __init__(self, function: Callable[..., Any], specialize: Sequence[str] = ()) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], specialize: Sequence[str] = (), unaligned: Sequence[str] = ()
+    ) -> None:
+        self.function, self.unaligned = function, list(unaligned)
         self.parameters = list(inspect.signature(function).parameters)
-        unknown = set(specialize).difference(self.parameters)
+        unknown = {*specialize, *unaligned}.difference(self.parameters)
         if unknown:
             raise ValueError(f"{function.__name__} has no parameter {', '.join(sorted(unknown))} to specialize on")
         self.specialized = [name in specialize for name in self.parameters]
@@ -50,7 +53,8 @@ class Kernel:
         if self.jit is None:
             given = zip(self.parameters, self.specialized, args, strict=False)
             counts = [name for name, specialized, a in given if type(a) is int and not specialized]
-            self.jit = triton.jit(self.function, do_not_specialize=counts)
+            options = {"do_not_specialize_on_alignment": self.unaligned} if self.unaligned else {}
+            self.jit = triton.jit(self.function, do_not_specialize=counts, **options)
         return self.jit
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -66,6 +70,11 @@ class Kernel:
 
         return launch
 
+    def _kind(self, position: int, argument: Any) -> str:
+        if type(argument) is int:
+            return "specialized" if self.specialized[position] else "integer"
+        return "unaligned" if self.parameters[position] in self.unaligned else "aligned"
+
     def run(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Launch by Triton's own path, or inside of `compiling()` compile only."""
         jit = self.jit_for(args)
@@ -80,42 +89,64 @@ class Kernel:
         if not fast_launches:
             return lambda grid, *args: self.run(grid, (*args, *last), options)
         repeats: dict[Any, _Repeat | None] = {}
-        flags = self.specialized
+
+        def first(grid: tuple[int, ...], key: Any, *args: Any) -> None:
+            """A launch that is not a repeat: the first of its kind, or one that cannot be repeated."""
+            if key in repeats or _state.compiling:
+                self.run(grid, (*args, *last), options)
+            else:
+                with _compiling.compiling(self.function.__module__, "GPU"):
+                    repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
+
+        made: list[Callable[..., None]] = []
 
         def launch(grid: tuple[int, ...], *args: Any) -> None:
-            seen: list[Any] = [args[0].get_device()]
-            passed: list[int] = []
-            addresses = 0
-            for a, specialized in zip(args, flags):  # noqa: B905 - strict would cost time
-                if type(a) is int:
-                    if specialized:
-                        seen.append(_integer_class(a))
-                    elif not LOWEST_INT32 <= a <= HIGHEST_INT32:
-                        seen.append((len(passed),))
-                    passed.append(a)
-                else:  # an address goes through faster than a tensor, which Triton would ask the driver about
-                    address = a.data_ptr()
-                    addresses |= address
-                    seen.append(a.dtype)
-                    passed.append(address)
-            if addresses & 15:
-                seen.append(tuple([type(a) is int or a.data_ptr() & 15 for a in args]))
-            key = tuple(seen)
-            repeat = repeats.get(key)
-            if repeat is None or _state.compiling:
-                if key in repeats or _state.compiling:
-                    self.run(grid, (*args, *last), options)
-                else:
-                    with _compiling.compiling(self.function.__module__, "GPU"):
-                        repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
-                return
-            repeat.run(
-                grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
-                driver.active.get_current_stream(seen[0]), repeat.function, repeat.metadata, None, None, None,
-                *passed, *repeat.rest,
-            )  # fmt: skip
+            if not made:  # what the arguments are is seen at the first launch
+                kinds = tuple(self._kind(i, a) for i, a in enumerate(args))
+                made.append(_launcher(len(grid), kinds)(repeats, first, _state))
+            made[0](grid, *args)
 
         return launch
+
+
+@cache
+def _launcher(dimensions: int, kinds: tuple[str, ...]) -> Callable[..., Callable[..., None]]:
+    """Makes `launch(grid, *args)` from `repeats`, `first` and `_state`, for arguments of these kinds.
+
+    Its code is written out for them: a loop over the arguments takes three times as long, and a network launches
+    hundreds of kernels. An address goes through faster than a tensor, which Triton would ask the driver about.
+    """
+    names = [f"a{i}" for i in range(len(kinds))]
+    aligned, unaligned, integers, specialized = (
+        [n for n, kind in zip(names, kinds, strict=True) if kind == wanted]
+        for wanted in ("aligned", "unaligned", "integer", "specialized")
+    )
+    tensors = aligned + unaligned
+    arguments = ", ".join(names)
+    passed = ", ".join(f"p_{n}" if n in tensors else n for n in names)
+    key = ", ".join(["device", *(f"{n}.dtype" for n in tensors), *(f"integer_class({n})" for n in specialized)])
+    grid = ", ".join(f"grid[{i}]" if i < dimensions else "1" for i in range(3))
+    fits = [f"{LOWEST_INT32} <= {n} <= {HIGHEST_INT32}" for n in integers]
+    usual = " and ".join([f"not ({' | '.join(f'p_{n}' for n in aligned)}) & 15", *fits])
+    unusual = ", ".join([*(f"p_{n} & 15" for n in aligned), *fits])
+    source = f"""
+def make(repeats, first, state):
+    def launch(grid, {arguments}):
+        {"; ".join(f"p_{n} = {n}.data_ptr()" for n in tensors)}
+        device = {aligned[0]}.get_device()
+        key = ({key},)
+        if not ({usual}):
+            key = (*key, {unusual})
+        repeat = repeats.get(key)
+        if repeat is None or state.compiling:
+            return first(grid, key, {arguments})
+        run, stream, function, metadata, rest = repeat
+        run({grid}, stream(device), function, metadata, None, None, None, {passed}, *rest)
+    return launch
+"""
+    scope: dict[str, Any] = {"integer_class": _integer_class}
+    exec(source, scope)
+    return scope["make"]  # type: ignore[no-any-return]
 
 
 class _Repeat(NamedTuple):
@@ -125,6 +156,7 @@ class _Repeat(NamedTuple):
     """
 
     run: Callable[..., Any]
+    stream: Callable[[int], int]  # the current one of a device
     function: Any
     metadata: Any
     rest: tuple[Any, ...]  # behind the arguments: those that are ever the same, and constants where Triton passes them
@@ -144,8 +176,9 @@ class _Repeat(NamedTuple):
                 if run is not None:
                     _replace_run(kernel, run)
         for call in calls:
-            made = cls(run, kernel.function, kernel.packed_metadata, call[9 + len(args) :])  # type: ignore[arg-type]
-            stream = driver.active.get_current_stream(args[0].get_device())
+            current = driver.active.get_current_stream
+            made = cls(run, current, kernel.function, kernel.packed_metadata, call[9 + len(args) :])  # type: ignore[arg-type]
+            stream = current(args[0].get_device())
             expected = (*grid, *(1, 1)[len(grid) - 1 :], stream, made.function, made.metadata, *call[6:9], *args)
             hooked = any(hook is not None and getattr(hook, "calls", hook) for hook in call[7:9])
             if len(call) >= len(expected) and all(map(_same, call, expected)) and not hooked:
@@ -189,8 +222,12 @@ def _integer_class(value: int) -> int:
 @overload
 def kernel(function: Callable[..., Any]) -> Kernel: ...
 @overload
-def kernel(*, specialize: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
-def kernel(function: Callable[..., Any] | None = None, *, specialize: Sequence[str] = ()) -> Any:
+def kernel(
+    *, specialize: Sequence[str] = (), unaligned: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None, *, specialize: Sequence[str] = (), unaligned: Sequence[str] = ()
+) -> Any:
     """Decorator of kernels that a launcher launches; helpers called inside kernels use `triton.jit`.
 
     Counts must not specialise a kernel: Triton would compile it anew for an integer that is 1 or a multiple of 16, and
@@ -198,9 +235,10 @@ def kernel(function: Callable[..., Any] | None = None, *, specialize: Sequence[s
 
     specialize: integers that a network fixes, such as channels, where wide loads depend on a multiple of 16. One that
     is 1 becomes a constant inside: cast it with `tl.cast`, not with `.to`.
+    unaligned: tensors that may begin anywhere, such as one row of a table: their alignment would depend on a count.
     """
     if function is None:
-        return lambda f: Kernel(f, specialize)
+        return lambda f: Kernel(f, specialize, unaligned)
     return Kernel(function)
 
 
@@ -219,6 +257,11 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         _state.compiling = before
+
+
+def is_compiling() -> bool:
+    """Whether launches of this thread compile and do nothing else."""
+    return _state.compiling
 
 
 _ready: set[Any] = set()

@@ -78,7 +78,7 @@ def tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int, 
     known: tuple[int, Tables] | None = getattr(indice_pairs, RULEBOOK, None)
     if known is not None:
         version, found = known
-        rows = found.gather.shape[1], found.scatter.shape[1]
+        rows = found.gather.shape[1], found.inputs
         if (version, rows) == (_version(indice_pairs), (outputs, inputs)):
             return found
     return _make_tables(indice_pairs, indice_num, inputs, outputs)
@@ -108,7 +108,7 @@ def _make_tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs:
         cells[torch.where(valid, offset * count + rows, spare)] = values
         return cells[:-1].view(offsets, count)
 
-    return Tables(table(rows_out, rows_in, outputs), table(rows_in, rows_out, inputs), False)
+    return Tables(table(rows_out, rows_in, outputs), inputs, table(rows_in, rows_out, inputs))
 
 
 def _check_pairs(indice_pairs: Tensor, indice_num: Tensor) -> None:

@@ -3,6 +3,7 @@
 from triops.nn.activation import Activation
 from triops.nn.border_align import BorderAlign
 from triops.nn.capture import capture
+from triops.nn.compile_kernels import compile_kernels
 from triops.nn.fuse import fuse
 from triops.nn.roiaware_pool3d import RoIAwarePool3d
 from triops.nn.sparse_conv import (
@@ -114,6 +115,7 @@ __all__ = [
     "Voxelization",
     "assign_name_for_sparse_modules",
     "capture",
+    "compile_kernels",
     "fuse",
     "is_spconv_module",
 ]

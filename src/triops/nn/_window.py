@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +13,34 @@ from torch import Tensor
 
 from triops import _check
 from triops.nn.sparse_modules import SparseModule
-from triops.nn.sparse_tensor import IndiceData, SiteIndex, SparseConvTensor, same_size, same_tensor
+from triops.nn.sparse_tensor import IndiceData, SparseConvTensor, same_size, same_tensor
 from triops.ops.rulebook import Rulebook
 from triops.ops.rulebook.geometry import MAX_EXTENT, MAX_KERNEL_VOLUME, Ints, as_list
+
+
+class _Beside(threading.local):
+    stream: torch.cuda.Stream | None = None
+    kept: list[Rulebook]
+
+
+_beside = _Beside()
+
+
+@contextmanager
+def rulebooks_beside() -> Iterator[None]:
+    """Inside this block, which must lie inside of a capture, rulebooks are made on a stream of their own.
+
+    They depend on sites alone, so that in a graph they run beside the convolutions of the layers before. What was made
+    is kept until the streams have met again: its memory must not be used anew while the other stream may read it.
+    """
+    main, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    beside.wait_stream(main)
+    _beside.stream, _beside.kept = beside, []
+    try:
+        yield
+    finally:
+        main.wait_stream(beside)
+        _beside.stream, _beside.kept = None, []
 
 
 class Window(SparseModule):
@@ -98,19 +126,37 @@ class Window(SparseModule):
             if same_tensor(known.indices, input.indices):
                 return known.rulebook
         sites = input.indices, input.batch_size, input.spatial_shape
-        index = input.site_index
-        if index is None or not same_tensor(index.sites, input.indices):
-            index = SiteIndex(input.indices, None, None)
+        before = input.made_by
+        if before is not None and not same_tensor(before.out_indices, input.indices):
+            before = None
         if self.subm:
-            made = Rulebook.submanifold(*sites, self.kernel_size, self.dilation, index.ranks)
+            ranks = None if before is None else before.out_index
+            made = Rulebook.submanifold(*sites, self.kernel_size, self.dilation, ranks)
             made.in_count = made.out_count = input.active
             return made
+        owners = None if before is None else before.owners
         made = Rulebook.sparse(
             *sites, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, self.transposed,
-            self.capacity, index.owners,
+            self.capacity, owners, torch.is_grad_enabled(),
         )  # fmt: skip
         made.in_count = input.active
         return made
+
+    def _rulebooks(self, input: SparseConvTensor, prepare: Callable[[Rulebook], Rulebook]) -> tuple[Rulebook, Rulebook]:
+        """The rulebook of this layer on this input, as it was made and as `prepare` leaves it."""
+        beside = _beside.stream
+        if beside is None:
+            made = self._rulebook(input)
+            return made, prepare(made)
+        main = torch.cuda.current_stream()
+        if input.made_by is None or not same_tensor(input.made_by.out_indices, input.indices):
+            beside.wait_stream(main)  # the sites were made there
+        with torch.cuda.stream(beside):
+            made = self._rulebook(input)
+            prepared = prepare(made)
+        main.wait_stream(beside)
+        _beside.kept.append(prepared)
+        return made, prepared
 
     def _passed_on(self, input: SparseConvTensor, rulebook: Rulebook) -> dict[str, Any]:
         """The `indice_dict` of the output: that of the input, with this layer's rulebook as it is now."""
@@ -179,7 +225,7 @@ class Window(SparseModule):
         indice_dict = self._passed_on(input, rulebook)
         output = input._with(features, rulebook.out_indices, list(rulebook.out_shape), indice_dict)
         output.active = rulebook.out_count
-        output.site_index = SiteIndex(rulebook.out_indices, rulebook.out_index, rulebook.owners)
+        output.made_by = rulebook
         if self.capacity is not None and rulebook.out_count is not None and not self.subm and not self.inverse:
             output.limits = (*input.limits, (rulebook.out_count, self.capacity))
         return output

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from triops.nn._window import Window
+from triops.nn._window import Window, rulebooks_beside
 from triops.nn.sparse_tensor import SparseConvTensor
 
 log = logging.getLogger("triops")
@@ -178,7 +178,8 @@ class _Graph:
                 self.counts.clear()
                 self.graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-                    self.output = network(*arguments.rebuilt(self.inputs))
+                    with rulebooks_beside():
+                        self.output = network(*arguments.rebuilt(self.inputs))
                     if self.counts:
                         self.sizes.copy_(torch.cat([count for count, _ in self.counts]), non_blocking=True)
             torch.cuda.current_stream().wait_stream(stream)

@@ -119,13 +119,13 @@ class SparseConvolution(Window):
             differentiated = torch.is_grad_enabled() and (
                 weight.requires_grad or features.requires_grad or (add_input is not None)
             )
-            rulebook = self._rulebook(input).prepared(
-                backward=differentiated,
-                tile=preferred_tile(autocast_dtype(features), self.in_channels, self.out_channels),
-            )
+            tile = preferred_tile(autocast_dtype(features), self.in_channels, self.out_channels)
+            made, rulebook = self._rulebooks(input, lambda found: found.prepared(backward=differentiated, tile=tile))
+            if self.subm or torch.is_grad_enabled():  # else no layer behind this one reads its plans: let them go
+                made = rulebook
             if not differentiated and (add_input is not None or self.act_type is not Activation.None_):
-                return self._output(input, self._fused(features, weight, rulebook, add_input), rulebook)
-            output = self._output(input, sparse_conv(features, weight, rulebook, self.bias), rulebook)
+                return self._output(input, self._fused(features, weight, rulebook, add_input), made)
+            output = self._output(input, sparse_conv(features, weight, rulebook, self.bias), made)
         if add_input is not None:
             output = output + add_input
         if self.act_type is not Activation.None_:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from triops.ops.batch_norm_act import batch_norm_act
 
 # Whether a `SparseSequential` in training runs a BatchNorm1d and the activation behind it as one operator.
 fused_norm = True
+
+# Kinds of input that the kernels of a `SparseSequential` were compiled for.
+_compiled: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 
 
 class SparseModule(nn.Module):
@@ -87,6 +91,8 @@ class SparseSequential(SparseModule):
         self.add_module(name, module)
 
     def forward(self, input: Any) -> Any:
+        if isinstance(input, SparseConvTensor) and input.features.is_cuda:
+            self._compile(input)
         modules = list(self._modules.values())
         for i, module in enumerate(modules):
             if module is None:  # done with the one in front
@@ -102,6 +108,21 @@ class SparseSequential(SparseModule):
             else:
                 input = module(input)
         return input
+
+    def _compile(self, input: SparseConvTensor) -> None:
+        """The first call with a dtype compiles the kernels of all layers side by side."""
+        kind = input.features.dtype, torch.is_grad_enabled(), torch.is_autocast_enabled()
+        if torch.compiler.is_compiling() or kind in _compiled.get(self, ()):
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return
+        inside = [module for module in self.modules() if isinstance(module, SparseSequential)]
+        for module in inside:  # done with these
+            _compiled.setdefault(module, set()).add(kind)
+        if len(inside) > 1 or len(self) > 1:
+            from triops.nn.compile_kernels import compile_kernels
+
+            compile_kernels(self, input, backward=torch.is_grad_enabled())
 
 
 def _has_hooks(module: nn.Module) -> bool:

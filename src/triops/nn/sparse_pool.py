@@ -46,7 +46,7 @@ class _Pool(Window):
 
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         self._check_input(input)
-        rulebook = self._rulebook(input)
+        rulebook, _ = self._rulebooks(input, lambda found: found)
         return self._output(input, type(self)._pool(input.features, rulebook), rulebook)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -59,14 +59,6 @@ class IndiceData:
     @property
     def out_spatial_shape(self) -> list[int]:
         return list(self.rulebook.out_shape)
-
-
-class SiteIndex(NamedTuple):
-    """What a layer found out about the sites of its output, which saves the next one to find out."""
-
-    sites: Tensor  # the tensor that the others are of
-    ranks: Tensor | None  # int64 [words]: their ranked bitmap, `Rulebook.out_index`
-    owners: Tensor | None  # int32 [N]: the row that stands for each row's site, `Rulebook.owners`
 
 
 class SparseConvTensor:
@@ -137,7 +129,7 @@ class SparseConvTensor:
         self._timer: Any = None
         self.int8_scale: Any = None
         self.active: Tensor | None = None
-        self.site_index: SiteIndex | None = None
+        self.made_by: Rulebook | None = None  # whose outputs these sites are: it saves the next layer a search
         self.limits: tuple[tuple[Tensor, int], ...] = ()
 
     @classmethod
@@ -188,7 +180,7 @@ class SparseConvTensor:
         new.benchmark_record = self.benchmark_record
         new.force_algo = self.force_algo
         new.active = self.active
-        new.site_index = self.site_index
+        new.made_by = self.made_by
         new.limits = self.limits
         new.thrust_allocator = self.thrust_allocator
         new._timer = self._timer

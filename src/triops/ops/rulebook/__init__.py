@@ -90,7 +90,7 @@ def sparse_neighbors(
     name = "sparse_neighbors"
     axes = dimensions(indices)
     lists = as_lists(name, axes, spatial_shape, kernel_size, stride, padding, dilation, out_padding)
-    return _sparse_neighbors(indices, batch_size, *lists, transpose, None, False)[:3]  # type: ignore[no-any-return]
+    return _sparse_neighbors(indices, batch_size, *lists, transpose, None, False, True)[:3]  # type: ignore[no-any-return]
 
 
 def capped_neighbors(
@@ -115,13 +115,13 @@ def capped_neighbors(
         "capped_neighbors", dimensions(indices), spatial_shape, kernel_size, stride, padding, dilation, out_padding
     )
     return _capped_neighbors(  # type: ignore[no-any-return]
-        indices, batch_size, *lists, transpose, capacity, None, False
+        indices, batch_size, *lists, transpose, capacity, None, False, True
     )[:4]
 
 
 def indexed_neighbors(
     indices: Tensor, batch_size: int, lists: list[list[int]], transpose: bool, capacity: int | None,
-    owners: Tensor | None, indexed: bool,
+    owners: Tensor | None, indexed: bool, both: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
     """`sparse_neighbors`, or with a capacity `capped_neighbors`, with an index of the outputs.
 
@@ -129,16 +129,17 @@ def indexed_neighbors(
     owners: int32 [L], the row that stands for each input row's site, where it is known: the middle row of a submanifold
         table of the same sites. A GPU kernel then need not find out which sites come twice.
     indexed: whether to make the index.
+    both: whether to make `outputs`, which has no columns else.
 
     Returns:
         out_indices, inputs, outputs, the true number of outputs (None without a capacity), and int64 [words]: the
         ranked bitmap of the output sites, empty where none is wanted or the grid has more than 2**28 places.
     """
     if capacity is None:
-        sites, inputs, outputs, index = _sparse_neighbors(indices, batch_size, *lists, transpose, owners, indexed)
+        sites, inputs, outputs, index = _sparse_neighbors(indices, batch_size, *lists, transpose, owners, indexed, both)
         return sites, inputs, outputs, None, index
     return _capped_neighbors(  # type: ignore[no-any-return]
-        indices, batch_size, *lists, transpose, capacity, owners, indexed
+        indices, batch_size, *lists, transpose, capacity, owners, indexed, both
     )
 
 
@@ -179,7 +180,7 @@ def row_tiles(table: Tensor, rows: int, tile: int = TILE) -> Tensor:
 def _check_capped(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
-    owners: Tensor | None, indexed: bool,
+    owners: Tensor | None, indexed: bool, both: bool,
 ) -> None:  # fmt: skip
     geometry.check_convolution(
         "capped_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
@@ -203,14 +204,14 @@ def _check_owners(c: _check.Checker, indices: Tensor, owners: Tensor | None) -> 
 def _fake_capped(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
-    owners: Tensor | None, indexed: bool,
+    owners: Tensor | None, indexed: bool, both: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     volume = math.prod(kernel_size)
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     return (
         indices.new_empty((capacity, indices.shape[1])),
         indices.new_empty((volume, capacity), dtype=torch.int32),
-        indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
+        indices.new_empty((volume, indices.shape[0] if both else 0), dtype=torch.int32),
         indices.new_empty((1,), dtype=torch.int32),
         _fake_index(indices, batch_size, lists, transpose, indexed),
     )
@@ -270,7 +271,7 @@ def _check_submanifold(
 def _check_sparse(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
-    indexed: bool,
+    indexed: bool, both: bool,
 ) -> None:  # fmt: skip
     geometry.check_convolution(
         "sparse_neighbors", indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding,
@@ -305,14 +306,14 @@ def _fake_submanifold(
 def _fake_sparse(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
-    indexed: bool,
+    indexed: bool, both: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     volume, outputs = math.prod(kernel_size), new_size()
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     return (
         indices.new_empty((outputs, indices.shape[1])),
         indices.new_empty((volume, outputs), dtype=torch.int32),
-        indices.new_empty((volume, indices.shape[0]), dtype=torch.int32),
+        indices.new_empty((volume, indices.shape[0] if both else 0), dtype=torch.int32),
         _fake_index(indices, batch_size, lists, transpose, indexed),
     )
 

@@ -61,24 +61,26 @@ def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilat
 
 
 def sparse_neighbors(
-    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners, indexed
-):
+    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners, indexed,
+    both,
+):  # fmt: skip
     out_indices, pairs, offsets = compact_indice_pairs(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose
     )
     inputs = _table(pairs[1], pairs[0], offsets, out_indices.shape[0])
     shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
     index = ranked_bitmap(out_indices, batch_size, shape, indexed)  # for other devices: no CPU kernel reads it
-    return out_indices, inputs, _table(pairs[0], pairs[1], offsets, indices.shape[0]), index
+    outputs = _table(pairs[0], pairs[1], offsets, indices.shape[0]) if both else inputs.new_empty((len(inputs), 0))
+    return out_indices, inputs, outputs, index
 
 
 def capped_neighbors(
     indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, capacity,
-    owners, indexed,
+    owners, indexed, both,
 ):  # fmt: skip
     *tables, index = sparse_neighbors(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners,
-        indexed,
+        indexed, both,
     )  # fmt: skip
     return *cap(tables, capacity), index
 

@@ -38,21 +38,22 @@ def submanifold_neighbors(indices, batch_size, spatial_shape, kernel_size, dilat
 
 
 def sparse_neighbors(
-    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners, indexed
-):
+    indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners, indexed,
+    both,
+):  # fmt: skip
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     found = _output_sites("sparse_neighbors", indices, batch_size, lists, transpose, owners)
-    sites, inputs, outputs, _, index = _tables(found, indices, batch_size, lists, transpose, None, indexed)
+    sites, inputs, outputs, _, index = _tables(found, indices, batch_size, lists, transpose, None, indexed, both)
     return sites, inputs, outputs, index
 
 
 def capped_neighbors(
     indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, capacity,
-    owners, indexed,
+    owners, indexed, both,
 ):  # fmt: skip
     lists = spatial_shape, kernel_size, stride, padding, dilation, out_padding
     found = _output_sites("capped_neighbors", indices, batch_size, lists, transpose, owners)
-    return _tables(found, indices, batch_size, lists, transpose, capacity, indexed)
+    return _tables(found, indices, batch_size, lists, transpose, capacity, indexed, both)
 
 
 def _output_sites(operator, indices, batch_size, lists, transpose, owners):
@@ -63,7 +64,7 @@ def _output_sites(operator, indices, batch_size, lists, transpose, owners):
     return output_sites(indices.contiguous(), plan(batch_size, *map(tuple, lists), transpose), owners)
 
 
-def _tables(found, indices, batch_size, lists, transpose, capacity, indexed):
+def _tables(found, indices, batch_size, lists, transpose, capacity, indexed, both):
     """-> sites, inputs, outputs, their true number, index. Without a capacity this waits for the number of outputs."""
     words = index_words(batch_size, lists, transpose) if indexed else 0
     if found is None:
@@ -73,6 +74,6 @@ def _tables(found, indices, batch_size, lists, transpose, capacity, indexed):
         sites = indices.new_full((rows, indices.shape[1]), -1)
         return sites, inputs, outputs, inputs.new_zeros(1), inputs.new_zeros(words, dtype=torch.int64)
     total = torch.empty(1, dtype=torch.int32, device=indices.device)
-    sites, inputs, outputs = neighbor_tables(found, found.count() if capacity is None else capacity, total)
+    sites, inputs, outputs = neighbor_tables(found, found.count() if capacity is None else capacity, total, both)
     index = found.index if words else torch.empty(0, dtype=torch.int64, device=indices.device)
     return sites, inputs, outputs, total, index

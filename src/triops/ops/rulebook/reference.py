@@ -40,10 +40,11 @@ def submanifold_neighbors(
 def sparse_neighbors(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, owners: Tensor | None,
-    indexed: bool,
+    indexed: bool, both: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """-> out_indices [A, 1 + D], inputs int32 [K, A] (the input row of an output row, or -1), outputs int32 [K, L], and
-    with `indexed` the ranked bitmap of the outputs, int64 [words]: see `ranked_bitmap`.
+    with `indexed` the ranked bitmap of the outputs, int64 [words]: see `ranked_bitmap`. Without `both` there are no
+    `outputs`: int32 [K, 0].
 
     The owners int32 [L] (the row that stands for each row's site, or -1) say the same as the sites; kernels read them.
     """
@@ -53,7 +54,8 @@ def sparse_neighbors(
     inputs_of = _table([(outputs, inputs) for inputs, outputs in pairs], len(out_indices), indices)
     shape = output_shape(spatial_shape, kernel_size, stride, padding, dilation, out_padding, False, transpose)
     index = ranked_bitmap(out_indices, batch_size, shape, indexed)
-    return out_indices, inputs_of, _table(pairs, len(indices), indices), index
+    outputs_of = _table(pairs, len(indices), indices) if both else inputs_of.new_empty((len(pairs), 0))
+    return out_indices, inputs_of, outputs_of, index
 
 
 def ranked_bitmap(sites: Tensor, batch_size: int, shape: list[int], indexed: bool = True) -> Tensor:
@@ -74,13 +76,13 @@ def ranked_bitmap(sites: Tensor, batch_size: int, shape: list[int], indexed: boo
 def capped_neighbors(
     indices: Tensor, batch_size: int, spatial_shape: list[int], kernel_size: list[int], stride: list[int],
     padding: list[int], dilation: list[int], out_padding: list[int], transpose: bool, capacity: int,
-    owners: Tensor | None, indexed: bool,
+    owners: Tensor | None, indexed: bool, both: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`sparse_neighbors` with exactly `capacity` output rows -> out_indices [capacity, 1 + D], inputs int32
     [K, capacity], outputs int32 [K, L], the true number of outputs int32 [1], and the index, of all of them."""
     *tables, index = sparse_neighbors(
         indices, batch_size, spatial_shape, kernel_size, stride, padding, dilation, out_padding, transpose, owners,
-        indexed,
+        indexed, both,
     )  # fmt: skip
     return *cap(tables, capacity), index
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from triops.ops.rulebook import (
@@ -23,8 +24,9 @@ class Tables(NamedTuple):
     """
 
     gather: Tensor  # int32 [K, A]: the input row that meets output row o under offset k, or -1
-    scatter: Tensor  # int32 [K, N]: the output row that input row i meets, or -1; gather itself if mirrored
-    mirrored: bool  # scatter would be gather.flip(0)
+    inputs: int  # N, how many input rows there are
+    scatter: Tensor | None = None  # int32 [K, N]: the output row that input row i meets, or -1; see `scatter_of`
+    mirrored: bool = False  # scatter would be gather.flip(0), and is None
     tile: int = TILE  # rows per tile
     tiles: Tensor | None = None  # plan of gather: a convolution on GPU
     transposed_tiles: Tensor | None = None  # plan of scatter: its gradient
@@ -34,9 +36,9 @@ class Tables(NamedTuple):
     def inverse(self) -> Tables:
         """Of the inverse convolution: inputs and outputs exchanged, plans too."""
         if self.mirrored:
-            return Tables(self.gather.flip(0), self.gather, False)
+            return Tables(self.gather.flip(0), self.inputs, self.gather)
         return Tables(
-            self.scatter, self.gather, self.mirrored, self.tile, self.transposed_tiles, self.tiles,
+            scatter_of(self), self.gather.shape[1], self.gather, False, self.tile, self.transposed_tiles, self.tiles,
             self.transposed_pairs, self.pairs,
         )  # fmt: skip
 
@@ -74,7 +76,8 @@ class Rulebook:
         """From tables made by hand, which are copied. Without `scatter` the rulebook is mirrored: its inputs are its
         outputs."""
         gather = gather.clone()
-        tables = Tables(gather, gather if scatter is None else scatter.clone(), scatter is None)
+        scatter = None if scatter is None else scatter.clone()
+        tables = Tables(gather, (gather if scatter is None else scatter).shape[1], scatter, scatter is None)
         self._set(in_indices, out_indices, in_shape, out_shape, batch_size, kernel_size, tables)
 
     def _set(
@@ -105,7 +108,7 @@ class Rulebook:
         axes = indices.shape[1] - 1
         shape = as_list("Rulebook", "spatial_shape", spatial_shape, axes)
         kernel = as_list("Rulebook", "kernel_size", kernel_size, axes)
-        tables = Tables(gather, gather, True)
+        tables = Tables(gather, indices.shape[0], None, True)
         made = cls.__new__(cls)._set(indices, indices, shape, shape, batch_size, kernel, tables)
         made.out_index = index
         return made
@@ -114,12 +117,14 @@ class Rulebook:
     def sparse(
         cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, stride: Ints = 1,
         padding: Ints = 0, dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
-        capacity: int | None = None, owners: Tensor | None = None,
+        capacity: int | None = None, owners: Tensor | None = None, both: bool = True,
     ) -> Rulebook:  # fmt: skip
         """Every site that an input reaches is an output; see `triops.get_indice_pairs`. On a GPU this waits once, for
         the number of outputs, unless `capacity` fixes the number of output rows: then those behind the true number,
         which is `out_count`, are inactive (-1), and no host waits. See `triops.ops.rulebook.capped_neighbors`.
         owners: `Rulebook.owners` of a rulebook of the same input sites, if there is one.
+        both: whether to make `scatter` too, which gradients and inverse convolutions read; without, it is worked out
+        when it is asked for.
 
         >>> import torch
         >>> from triops import Rulebook
@@ -131,11 +136,11 @@ class Rulebook:
         )
         indexed = isinstance(indices, Tensor) and indices.device.type != "cpu"  # no CPU kernel reads it
         out_indices, gather, scatter, count, index = indexed_neighbors(
-            indices, batch_size, lists, transpose, capacity, owners, indexed
+            indices, batch_size, lists, transpose, capacity, owners, indexed, both
         )
         shape, kernel, step, pad, gap, extra = lists
         out_shape = output_shape(shape, kernel, step, pad, gap, extra, False, transpose)
-        tables = Tables(gather, scatter, False)
+        tables = Tables(gather, indices.shape[0], scatter if both else None)
         made = cls.__new__(cls)._set(indices, out_indices, shape, out_shape, batch_size, kernel, tables)
         made.out_count = count
         made.out_index = index if index.shape[0] else None
@@ -181,7 +186,7 @@ class Rulebook:
         """
         check_rulebook("Rulebook.copy_", other)
         described = [
-            (r.in_shape, r.out_shape, r.batch_size, r.kernel_size, r.tables.gather.shape, r.tables.scatter.shape)
+            (r.in_shape, r.out_shape, r.batch_size, r.kernel_size, r.tables.gather.shape, r.tables.inputs)
             for r in (self, other)
         ]
         if described[0] != described[1] or self.mirrored != other.mirrored:
@@ -189,6 +194,8 @@ class Rulebook:
         tables = other.tables
         if self.tables.tiles is not None or self.tables.transposed_tiles is not None:
             tables = tables._replace(tiles=None, transposed_tiles=None)  # of this rulebook's tile
+        if self.tables.scatter is not None and tables.scatter is None:
+            tables = tables._replace(scatter=scatter_of(tables))
         tables = _planned(tables, self.tables) or tables
         for mine, theirs in zip(self.tables, tables, strict=True):
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
@@ -235,42 +242,51 @@ def _prepared(tables: Tables, backward: bool, tile: int) -> Tables | None:
 
     None where nothing is missing: Dynamo of torch 2.8 and 2.9 does not trace a comparison of tuples by identity.
     """
-    gather, scatter = tables.gather, tables.scatter
+    gather = tables.gather
     on_cpu, both = gather.device.type == "cpu", backward and not tables.mirrored
     tiled = tables.tiles is not None or tables.transposed_tiles is not None
     wanted = Tables(
-        gather, scatter, tables.mirrored,
+        gather, tables.inputs, tables.scatter, tables.mirrored,
         tile=tables.tile if tiled else tile,
         tiles=None if on_cpu else gather,
-        transposed_tiles=scatter if both and not on_cpu else None,
+        transposed_tiles=gather if both and not on_cpu else None,
         pairs=gather if on_cpu or backward else None,
-        transposed_pairs=scatter if both and on_cpu else None,
+        transposed_pairs=gather if both and on_cpu else None,
     )  # fmt: skip
     return _planned(tables, wanted)
 
 
 def _planned(tables: Tables, wanted: Tables) -> Tables | None:
     """The tables with every plan that `wanted` has, made where it is missing; None where none is."""
-    gather, scatter, mirrored, _, tiles, transposed_tiles, pairs, transposed_pairs = tables
-    inputs, outputs = scatter.shape[1], gather.shape[1]
+    gather, inputs, scatter, mirrored, _, tiles, transposed_tiles, pairs, transposed_pairs = tables
+    outputs = gather.shape[1]
     complete = True
     if tiles is None and wanted.tiles is not None:
         tiles, complete = row_tiles(gather, inputs, wanted.tile), False
     if transposed_tiles is None and wanted.transposed_tiles is not None:
+        scatter = scatter_of(tables)
         transposed_tiles, complete = row_tiles(scatter, outputs, wanted.tile), False
     if pairs is None and wanted.pairs is not None:
         pairs, complete = packed_pairs(gather, inputs), False
     if transposed_pairs is None and wanted.transposed_pairs is not None:
+        scatter = scatter_of(tables)
         transposed_pairs, complete = packed_pairs(scatter, outputs), False
     if complete:
         return None
     # Not _replace, which Dynamo of torch 2.8 does not trace.
-    return Tables(gather, scatter, mirrored, wanted.tile, tiles, transposed_tiles, pairs, transposed_pairs)
+    return Tables(gather, inputs, scatter, mirrored, wanted.tile, tiles, transposed_tiles, pairs, transposed_pairs)
 
 
 def scatter_of(tables: Tables) -> Tensor:
-    """The transposed table, worked out for a mirrored rulebook."""
-    return tables.gather.flip(0) if tables.mirrored else tables.scatter
+    """The transposed table, worked out where a rulebook does not hold it."""
+    if tables.mirrored:
+        return tables.gather.flip(0)
+    if tables.scatter is not None:
+        return tables.scatter
+    gather, inputs = tables.gather, tables.inputs
+    columns = torch.arange(gather.shape[1], dtype=torch.int32, device=gather.device).expand_as(gather)
+    found = gather.new_full((gather.shape[0], inputs + 1), -1)  # one column more, for entries of -1
+    return found.scatter_(1, torch.where(gather >= 0, gather, inputs).long(), columns)[:, :-1].contiguous()
 
 
 def check_rulebook(operator: str, rulebook: object) -> None:

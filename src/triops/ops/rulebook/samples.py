@@ -30,8 +30,8 @@ def _arguments(
     start = (sites, batch_size, shape, kernel, stride, padding, dilation, out_padding)
     if operator == "capped_neighbors":
         capacity = _CAPACITY if sites.shape[0] < 10_000 else sites.shape[0] // 2
-        return *start, transpose, capacity, None, True
-    return (*start, transpose, None, True) if operator == "sparse_neighbors" else (*start, subm, transpose)
+        return *start, transpose, capacity, None, True, True
+    return (*start, transpose, None, True, True) if operator == "sparse_neighbors" else (*start, subm, transpose)
 
 
 def _of_dtype(sites: Tensor, dtype: torch.dtype) -> Tensor:
@@ -193,13 +193,13 @@ def _indexed(count: int, batch_size: int, shape: list[int], kernel: list[int], d
 
 
 def _owned(operator: str) -> Make:
-    """Sites whose owners are known: some come twice, some are outside."""
+    """Sites whose owners are known: some come twice, some are outside. One table only."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         sites, shape = _of_dtype(scattered(300, 2, [5, 6, 7], 8, outside=1)(), dtype), [5, 6, 7]
         owners = submanifold_neighbors(sites, 2, shape, 1)[0]
         start = sites, 2, shape, [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0], False
-        return (*start, _CAPACITY, owners, False) if operator == "capped_neighbors" else (*start, owners, False)
+        return *start, *([_CAPACITY] if operator == "capped_neighbors" else []), owners, False, False
 
     return make
 

@@ -78,12 +78,14 @@ class Convolution:
             _scan_kernel.bind(*self.out_shape, D=len(shape), CHUNKS=MAX_CHUNKS, WORDS=words, FILL=FILL, num_warps=4)
             for words in SCAN_WORDS
         ]
-        self.rank, self.rank_and_invert = (
+        self.rank, self.rank_and_invert, self.invert = (
             _rank_kernel.bind(
-                *grid, INVERT=invert, BLOCK=block, SEARCHED=not self.by_bitmap, TAPS=self.taps,
+                *grid, KEPT=kept, INVERT=invert, BLOCK=block, SEARCHED=not self.by_bitmap, TAPS=self.taps,
                 num_warps=warps, **geometry,
             )
-            for invert, block, warps in ((False, GRAIN, 4), (True, INVERT_BLOCK, 4))
+            for kept, invert, block, warps in (
+                (True, False, GRAIN, 4), (True, True, INVERT_BLOCK, 4), (False, True, INVERT_BLOCK, 4)
+            )
         )  # fmt: skip
         self.candidate_keys = _candidates_kernel.bind(*grid, BLOCK=1024, num_warps=4, **geometry)
 
@@ -235,20 +237,22 @@ def output_sites(indices, convolution, owners=None, scratch=None):
     return (OutputSites if convolution.by_bitmap else SortedSites)(indices, convolution, owners, scratch)
 
 
-def neighbor_tables(found, rows, total):
-    """-> sites [rows, 1 + D], inputs int32 [K, rows], outputs int32 [K, L]; -1 behind the outputs there are, and for
-    those that there is no room for. `total` int32 [1] takes the true number."""
+def neighbor_tables(found, rows, total, both):
+    """-> sites [rows, 1 + D], inputs int32 [K, rows], outputs int32 [K, L], or [K, 0] without `both`; -1 behind the
+    outputs there are, and for those that there is no room for. `total` int32 [1] takes the true number."""
     sites = found.indices.new_empty((rows, found.indices.shape[1]))
     inputs = torch.empty((found.convolution.volume, rows), dtype=torch.int32, device=sites.device)
     found.list_sites(sites, total, inputs)
-    return sites, inputs, _rank(found.convolution.rank_and_invert, INVERT_BLOCK, found, *found.ranks, inputs, rows)
+    convolution = found.convolution
+    kernel = convolution.rank_and_invert if both else convolution.invert
+    return sites, inputs, _rank(kernel, INVERT_BLOCK, found, *found.ranks, inputs, rows, both)
 
 
 def output_table(found):
     """-> outputs int32 [K, L], and how many of every GRAIN entries there are: int32 [K, blocks]."""
     shape = found.convolution.volume, cdiv(found.indices.shape[0], GRAIN)
     counts = torch.empty(shape, dtype=torch.int32, device=found.indices.device)
-    return _rank(found.convolution.rank, GRAIN, found, *found.ranks, counts, MOST_ROWS), counts
+    return _rank(found.convolution.rank, GRAIN, found, *found.ranks, counts, MOST_ROWS, True), counts
 
 
 def _owners(indices, convolution, owners):
@@ -262,10 +266,10 @@ def _owners(indices, convolution, owners):
     return Owners(found.scratch, 1 << found.bits, found.zeros32, found.start)
 
 
-def _rank(kernel, block, found, ranks, length, second, rows):
+def _rank(kernel, block, found, ranks, length, second, rows, kept):
     owners, convolution = found.owners, found.convolution
     count = found.indices.shape[0]
-    outputs = torch.empty((convolution.volume, count), dtype=torch.int32, device=ranks.device)
+    outputs = torch.empty((convolution.volume, count if kept else 0), dtype=torch.int32, device=ranks.device)
     kernel(
         (cdiv(count, block), convolution.volume // convolution.taps),
         found.indices, ranks, owners.rows, owners.repeats, outputs, second, owners.slots_at, owners.repeats_at, count,
@@ -341,7 +345,7 @@ def _load_inputs(indices, i, valid, batch, T, Z, Y, X, D: tl.constexpr, LONG: tl
     return inside, b, t, z, y, x
 
 
-@_gpu.kernel
+@_gpu.kernel(unaligned=("owners",))
 def _mark_kernel(
     indices, zeros32, owners, words, chunk_bits, slots_at, count, batch, T, Z, Y, X,
     ROWS: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -392,7 +396,7 @@ def _bit_of(x, row, valid, j, X, AXES: tl.constexpr, A: tl.constexpr, TRANSPOSE:
     return flat, tl.where(valid & there, one << (flat & 31).to(tl.uint32), 0)
 
 
-@_gpu.kernel
+@_gpu.kernel(unaligned=("owners",))
 def _scan_kernel(
     zeros32, owners, sites, total, inputs, slots_at, words, chunk_bits, settled, cleared, rows, entries: tl.int64,
     count, OT, OZ, OY, OX, D: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr, FILL: tl.constexpr,
@@ -468,13 +472,13 @@ def _scan_chunk(
             tl.store(at, rest, mask=hit)
 
 
-@_gpu.kernel
+@_gpu.kernel(unaligned=("owners",))
 def _rank_kernel(
     indices, ranks, owners, repeats, outputs, second, slots_at, repeats_at, count, length, rows, batch, T, Z, Y, X,
-    INVERT: tl.constexpr, BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TAPS: tl.constexpr,
+    KEPT: tl.constexpr, INVERT: tl.constexpr, BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TAPS: tl.constexpr,
     D: tl.constexpr, AXES: tl.constexpr, TRANSPOSE: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """outputs[k, i] for BLOCK sites and one row of TAPS offsets. SEARCHED: ranks are sorted sites.
+    """outputs[k, i] for BLOCK sites and one row of TAPS offsets, stored if KEPT. SEARCHED: ranks are sorted sites.
 
     second: with INVERT inputs int32 [K, rows], which takes i at [k, outputs[k, i]]; else counts int32 [K, blocks],
     which takes how many of every BLOCK sites have an output.
@@ -506,11 +510,11 @@ def _rank_kernel(
         more = inside & (c + 2 < TAPS)
         hit2, rank2 = _rank_under(ranks, length, rows, row, x, first + 2, more, X, SEARCHED, AXES, TRANSPOSE)
         k = (r * TAPS + c).to(tl.int64)
-        _store_ranks(outputs, second, k, i, valid, hit0, rank0, count, rows, INVERT)
+        _store_ranks(outputs, second, k, i, valid, hit0, rank0, count, rows, KEPT, INVERT)
         if c + 1 < TAPS:
-            _store_ranks(outputs, second, k + 1, i, valid, hit1, rank1, count, rows, INVERT)
+            _store_ranks(outputs, second, k + 1, i, valid, hit1, rank1, count, rows, KEPT, INVERT)
         if c + 2 < TAPS:
-            _store_ranks(outputs, second, k + 2, i, valid, hit2, rank2, count, rows, INVERT)
+            _store_ranks(outputs, second, k + 2, i, valid, hit2, rank2, count, rows, KEPT, INVERT)
 
 
 @triton.jit
@@ -529,8 +533,11 @@ def _rank_under(
 
 
 @triton.jit
-def _store_ranks(outputs, second, k, i, valid, hit, rank, count, rows, INVERT: tl.constexpr):
-    tl.store(outputs + k * count + i, rank, mask=valid)
+def _store_ranks(
+    outputs, second, k, i, valid, hit, rank, count, rows, KEPT: tl.constexpr, INVERT: tl.constexpr
+):  # fmt: skip
+    if KEPT:
+        tl.store(outputs + k * count + i, rank, mask=valid)
     if INVERT:
         tl.store(second + k * rows + rank, i, mask=hit)
     else:

@@ -108,14 +108,17 @@ def preferred_tile(dtype: torch.dtype, channels_in: int, channels_out: int) -> i
 
 
 def _check_tables(
-    c: _check.Checker, gather: Tensor, scatter: Tensor, mirrored: bool, pairs: Tensor | None
+    c: _check.Checker, gather: Tensor, scatter: Tensor | None, mirrored: bool, pairs: Tensor | None
 ) -> dict[str, Tensor]:
     outputs = "N" if mirrored else "A"
     c.shape("gather", gather, "K", outputs)
-    c.shape("scatter", scatter, "K", "N")
     c.dtype("gather", gather, (torch.int32,))
-    c.dtype("scatter", scatter, (torch.int32,))
-    return {"gather": gather, "scatter": scatter, **_check_plan(c, "pairs", pairs, pairs_size(gather))}
+    tables = {"gather": gather, **_check_plan(c, "pairs", pairs, pairs_size(gather))}
+    if scatter is not None:
+        c.shape("scatter", scatter, "K", "N")
+        c.dtype("scatter", scatter, (torch.int32,))
+        tables["scatter"] = scatter
+    return tables
 
 
 def _check_plan(c: _check.Checker, name: str, plan: Tensor | None, size: int) -> dict[str, Tensor]:
@@ -127,8 +130,8 @@ def _check_plan(c: _check.Checker, name: str, plan: Tensor | None, size: int) ->
 
 
 def _check_forward(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
-    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor | None, mirrored: bool,
+    flip: bool, tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
     transposed_pairs: Tensor | None,
 ) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv")
@@ -143,8 +146,11 @@ def _check_forward(
     tensors |= _check_tables(c, gather, scatter, mirrored, pairs)
     check_tile(c, tile)
     tensors |= _check_plan(c, "tiles", tiles, tiles_size(gather, tile))
-    tensors |= _check_plan(c, "transposed_tiles", transposed_tiles, tiles_size(scatter, tile))
-    tensors |= _check_plan(c, "transposed_pairs", transposed_pairs, pairs_size(scatter))
+    if scatter is not None:
+        tensors |= _check_plan(c, "transposed_tiles", transposed_tiles, tiles_size(scatter, tile))
+        tensors |= _check_plan(c, "transposed_pairs", transposed_pairs, pairs_size(scatter))
+    elif transposed_tiles is not None or transposed_pairs is not None:
+        c.fail("transposed_tiles and transposed_pairs are plans of scatter and must be None without it")
     c.same_device(**tensors)
 
 
@@ -182,7 +188,7 @@ def _fake_fused(
 
 
 def _check_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
     pairs: Tensor | None,
 ) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv_backward_weight")
@@ -195,15 +201,15 @@ def _check_backward_weight(
 
 
 def _fake_forward(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
-    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor | None, mirrored: bool,
+    flip: bool, tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
     transposed_pairs: Tensor | None,
 ) -> Tensor:  # fmt: skip
     return features.new_empty((gather.shape[1], weight.shape[0]))
 
 
 def _fake_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
     pairs: Tensor | None,
 ) -> Tensor:  # fmt: skip
     return features.new_empty((grad_output.shape[1], gather.shape[0], features.shape[1]))
@@ -216,7 +222,7 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     features, weight, *tensors = ctx.saved_tensors
-    tables = _tables(ctx.mirrored, ctx.tile, *tensors)
+    tables = _tables(ctx.mirrored, ctx.tile, features.shape[0], *tensors)
     needs_features, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     return (
         features_gradient(grad, weight, tables, ctx.flip) if needs_features else None,
@@ -234,7 +240,7 @@ def _setup_backward_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) ->
 def _backward_backward_weight(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The weight gradient is linear in both of its inputs, and `grad` has the shape of a weight."""
     features, grad_output, gather, scatter, pairs = ctx.saved_tensors
-    tables = Tables(gather, scatter, ctx.mirrored, pairs=pairs)
+    tables = Tables(gather, features.shape[0], scatter, ctx.mirrored, pairs=pairs)
     needs_features, needs_output = ctx.needs_input_grad[:2]
     return (
         features_gradient(grad_output, grad, tables, ctx.flip) if needs_features else None,
@@ -244,10 +250,10 @@ def _backward_backward_weight(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _tables(
-    mirrored: bool, tile: int, gather: Tensor, scatter: Tensor, tiles: Tensor | None, transposed_tiles: Tensor | None,
-    pairs: Tensor | None, transposed_pairs: Tensor | None,
+    mirrored: bool, tile: int, inputs: int, gather: Tensor, scatter: Tensor | None, tiles: Tensor | None,
+    transposed_tiles: Tensor | None, pairs: Tensor | None, transposed_pairs: Tensor | None,
 ) -> Tables:  # fmt: skip
-    return Tables(gather, scatter, mirrored, tile, tiles, transposed_tiles, pairs, transposed_pairs)
+    return Tables(gather, inputs, scatter, mirrored, tile, tiles, transposed_tiles, pairs, transposed_pairs)
 
 
 _sparse_conv = _op.define(

@@ -9,15 +9,15 @@ from triops.ops.rulebook.tables import valid_rows
 
 
 def sparse_conv(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
-    tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor | None, mirrored: bool,
+    flip: bool, tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
     transposed_pairs: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """features [N, Cin], weight [Cout, K, Cin], bias [Cout], gather int32 [K, A] -> [A, Cout].
 
     `out[o] = bias + sum over k of weight[:, k] @ features[gather[k, o]]`, where gather is not -1. With `flip` offset k
     meets `weight[:, K - 1 - k]`. Only the gradient reads `scatter` [K, N], the transposed table (output row of input
-    row i), and `mirrored`, which says that the transposed table is `gather.flip(0)` and scatter is not looked at.
+    row i) or None, where it works it out, and `mirrored`: the transposed table is `gather.flip(0)`.
     The plans (`tiles` and `pairs` of gather, the others of scatter) say the same as the tables; kernels read them.
     """
     return _sums("sparse_conv", features, weight, bias, gather, flip).to(features.dtype)
@@ -46,7 +46,7 @@ def _sums(operator: str, features: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def sparse_conv_backward_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
+    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
     pairs: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """features [N, Cin], grad_output [A, Cout] -> gradient of the weight [Cout, K, Cin] of `sparse_conv`."""

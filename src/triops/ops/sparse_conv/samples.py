@@ -104,8 +104,8 @@ def prepared(build: Build, tile: int = TILE) -> Build:
     def make() -> Rulebook:
         rulebook = build().prepared(backward=True)
         t = rulebook.tables
-        tiles = row_tiles(t.gather, t.scatter.shape[1], tile)
-        transposed = tiles if t.mirrored else row_tiles(t.scatter, t.gather.shape[1], tile)
+        tiles = row_tiles(t.gather, t.inputs, tile)
+        transposed = None if t.scatter is None else row_tiles(t.scatter, t.gather.shape[1], tile)
         rulebook.tables = t._replace(tile=tile, tiles=tiles, transposed_tiles=transposed)
         return rulebook
 
@@ -344,8 +344,8 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _gather_scatter(
-    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool,
-    *plans: Any,
+    features: Tensor, weight: Tensor, bias: Tensor | None, gather: Tensor, scatter: Tensor | None, mirrored: bool,
+    flip: bool, *plans: Any,
 ) -> Tensor:  # fmt: skip
     """What one writes in torch: gather, multiply, scatter, offset by offset."""
     out = features.new_zeros(gather.shape[1], weight.shape[0])
@@ -357,7 +357,13 @@ def _gather_scatter(
 
 
 def _gather_weight(
-    features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor, mirrored: bool, flip: bool, *plans: Any
+    features: Tensor,
+    grad_output: Tensor,
+    gather: Tensor,
+    scatter: Tensor | None,
+    mirrored: bool,
+    flip: bool,
+    *plans: Any,
 ) -> Tensor:
     parts = []
     for rows in gather:
