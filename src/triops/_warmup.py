@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -60,6 +58,7 @@ def warm_network(example: Callable[[], Any], workers: int | None = None) -> int:
     """
     import triops  # noqa: F401
     from triops import _gpu
+    from triops._gpu.ahead import compiling_on_threads
 
     if _gpu.INTERPRETED:
         raise RuntimeError("triops warmup: Triton's interpreter compiles nothing; unset TRITON_INTERPRET")
@@ -72,32 +71,6 @@ def warm_network(example: Callable[[], Any], workers: int | None = None) -> int:
     finally:
         torch.empty, _gpu.launch._State.compiling = empty, compiling
     return len(kernels)
-
-
-@contextmanager
-def compiling_on_threads(workers: int | None = None, of_all_threads: bool = False) -> Iterator[Collection[Any]]:
-    """Inside this block Triton compiles on a pool of threads, where a launch asks for it. Yields what it compiles.
-
-    of_all_threads: where a launch of any thread asks for it, not only one of the thread that entered the block.
-
-    Most of a compilation is outside of Python, without the lock that threads share. A Triton without this mode
-    compiles in turn, and what it compiles is not known.
-    """
-    try:
-        from triton.runtime import _async_compile
-    except ImportError:
-        yield ()
-        return
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool, _async_compile.AsyncCompileMode(pool) as mode:
-        if not of_all_threads:
-            yield mode.future_kernels
-            return
-        known = _async_compile.active_mode
-        _async_compile.active_mode = ContextVar("compiling", default=mode)  # seen by all threads, not by this one alone
-        try:
-            yield mode.future_kernels
-        finally:
-            _async_compile.active_mode = known
 
 
 def load_example(name: str) -> Callable[[], Any]:

@@ -40,7 +40,7 @@ def compile_kernels(network: nn.Module, input: SparseConvTensor, backward: bool 
     if not input.features.is_cuda or not layers:
         return 0
     from triops import _gpu
-    from triops._warmup import compiling_on_threads
+    from triops._gpu.ahead import compiling_on_threads
 
     if _gpu.INTERPRETED:
         return 0
