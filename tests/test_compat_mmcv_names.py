@@ -19,12 +19,12 @@ SIGNATURES = {line.partition("(")[0]: line.partition("(")[2].rstrip(")").split("
 
 # Those that may still raise NotImplementedError when they are called.
 MISSING = [
-    "ball_query_forward", "box_iou_quadri", "chamfer_distance_backward", "chamfer_distance_forward", "convex_giou",
-    "convex_iou", "deform_conv_backward_input", "deform_conv_backward_parameters", "deform_conv_forward",
-    "deform_roi_pool_backward", "deform_roi_pool_forward", "diff_iou_rotated_sort_vertices_forward",
+    "ball_query_forward", "chamfer_distance_backward", "chamfer_distance_forward",
+    "deform_conv_backward_input", "deform_conv_backward_parameters", "deform_conv_forward",
+    "deform_roi_pool_backward", "deform_roi_pool_forward",
     "furthest_point_sampling_forward", "furthest_point_sampling_with_dist_forward", "gather_points_backward",
-    "gather_points_forward", "group_points_backward", "group_points_forward", "knn_forward", "min_area_polygons",
-    "modulated_deform_conv_backward", "modulated_deform_conv_forward", "nms_quadri", "points_in_polygons_forward",
+    "gather_points_forward", "group_points_backward", "group_points_forward", "knn_forward",
+    "modulated_deform_conv_backward", "modulated_deform_conv_forward", "points_in_polygons_forward",
     "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward", "riroi_align_rotated_backward",
     "riroi_align_rotated_forward", "roi_align_rotated_backward", "roi_align_rotated_forward", "roi_pool_backward",
     "roi_pool_forward", "roipoint_pool3d_forward", "rotated_feature_align_backward", "rotated_feature_align_forward",

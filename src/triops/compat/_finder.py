@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The two functions in it ask for the current CUDA device before they look at their tensors.
-CUDA_ONLY = "mmcv.ops.points_in_boxes"
+# Modules of mmcv whose Python functions are replaced: see `triops.compat.mmcv.replace_wrappers`.
+WRAPPERS = ("mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated")
 
 # Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
 # files that every installation has, so ours is found first where it was asked for.
@@ -133,7 +133,7 @@ class WrapperFinder:
             loader: Any = ExtensionLoader()
             asked = finder is not None and REPLACED[fullname] in finder.libraries
             return ModuleSpec(fullname, loader, origin="triops") if asked else None
-        if fullname != CUDA_ONLY:
+        if fullname not in WRAPPERS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader:

@@ -25,6 +25,7 @@ from triops.compat import (
     _mmcv_norm,
     _mmcv_points,
     _mmcv_rois,
+    _mmcv_rotated,
     _mmcv_search,
     _mmcv_sparse,
     _mmcv_text,
@@ -115,6 +116,7 @@ FUNCTIONS |= _mmcv_points.FUNCTIONS
 FUNCTIONS |= _mmcv_text.FUNCTIONS
 FUNCTIONS |= _mmcv_boxes.FUNCTIONS
 FUNCTIONS |= _mmcv_rois.FUNCTIONS
+FUNCTIONS |= _mmcv_rotated.FUNCTIONS
 FUNCTIONS |= _mmcv_search.FUNCTIONS
 FUNCTIONS |= _mmcv_sparse.FUNCTIONS
 FUNCTIONS |= _mmcv_voxels.FUNCTIONS
@@ -133,10 +135,15 @@ def points_in_boxes_all(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def replace_wrappers(module: ModuleType) -> None:
-    """mmcv's own two functions call `torch.cuda.current_device()`, which fails without a GPU."""
-    for function in (points_in_boxes_part, points_in_boxes_all):
-        original = getattr(module, function.__name__)
-        setattr(module, function.__name__, functools.wraps(original)(function))
+    """Functions of mmcv that are Python around a kernel: the one for points in boxes calls
+    `torch.cuda.current_device()`, which fails without a GPU; that of rotated boxes loses corners by rounding."""
+    replaced = (
+        points_in_boxes_part, points_in_boxes_all, _mmcv_rotated.diff_iou_rotated_2d, _mmcv_rotated.diff_iou_rotated_3d
+    )  # fmt: skip
+    for function in replaced:
+        original = getattr(module, function.__name__, None)
+        if original is not None:
+            setattr(module, function.__name__, functools.wraps(original)(function))
 
 
 _finder.install("mmcv")

@@ -21,7 +21,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     def overlaps(best: Tensor, others: Tensor) -> Tensor:
         return rectangle_overlaps(wide[best], wide[others], "iou", False, offset)[0]
 
-    return _kept(by_score(scores), iou_threshold, overlaps)
+    return kept(by_score(scores), iou_threshold, overlaps)
 
 
 def nms_rotated(
@@ -35,7 +35,7 @@ def nms_rotated(
         found = overlap(one, rest, "iou", margin)
         return found if labels is None else torch.where(labels[best] == labels[others], found, 0.0)
 
-    return _kept(by_score(scores), iou_threshold, overlaps)
+    return kept(by_score(scores), iou_threshold, overlaps)
 
 
 def soft_nms(
@@ -84,7 +84,7 @@ def exp(x: Tensor) -> Tensor:
 EXP_TERMS = tuple(1 / math.factorial(k) for k in range(13, -1, -1))  # of Taylor's series: |r| is at most ln(2) / 2
 
 
-def _kept(order: Tensor, iou_threshold: float, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def kept(order: Tensor, iou_threshold: float, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Those that no kept one before them overlaps by more than the threshold, which takes the overlaps' dtype."""
     kept = [order[:0]]
     while len(order):

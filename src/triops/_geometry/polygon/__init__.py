@@ -1,0 +1,1 @@
+"""Convex polygons: the hull of points, and the area that two hulls share."""
