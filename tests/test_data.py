@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import triops_cli
-from triops.data import engine_local, files
+from triops.data import engine_local, engine_ray, files
 from triops.data.engine_local import LocalEngine
 from triops.data.frames import Frame, FrameError, FrameRef, points_of
 from triops.data.gtdb import GtDatabase, points_of_boxes
@@ -84,6 +85,29 @@ def test_many_points_and_boxes_give_what_a_loop_over_boxes_gives() -> None:
         moved = points[:, :3] - box[:3]
         inside = (np.abs(moved) < box[3:6] / 2).all(1)
         np.testing.assert_array_equal(found, np.concatenate([moved, points[:, 3:]], 1)[inside])
+
+
+def test_more_pairs_than_points_are_found_too() -> None:
+    points = np.random.default_rng(1).uniform(-1, 1, (2000, 4)).astype(np.float32)
+    boxes = np.tile(np.array([[0, 0, 0, 9, 9, 9, 0]], np.float32), (5, 1))
+    for found in points_of_boxes(points, boxes, "center"):
+        np.testing.assert_array_equal(found, points)
+
+
+@pytest.mark.parametrize("features", [3, 4, 6])
+@pytest.mark.parametrize("position", [0, 1023, 1024, 2999])
+def test_a_point_that_is_not_finite_is_found_wherever_it_is(features: int, position: int) -> None:
+    points = np.zeros((3000, features), np.float32)
+    boxes = np.array([[50, 0, 0, 1, 1, 1, 0]], np.float32)
+    points[position, 3:] = np.nan  # other features may be anything
+    assert [part.shape for part in points_of_boxes(points, boxes, "center")] == [(0, features)]
+    for axis in range(3):
+        points[:, :3] = 0
+        points[position, axis] = -np.inf
+        with pytest.raises(FrameError, match=rf"f\.bin: 1 points are not finite, the first is number {position}"):
+            points_of_boxes(points, boxes, "center", "f.bin")
+        with pytest.raises(FrameError, match="1 points are not finite"):
+            points_of_boxes(points, boxes[:0], "center")
 
 
 # Layouts
@@ -440,6 +464,21 @@ def test_a_url_is_a_place_like_any_other(kitti: Path, expected: dict[str, bytes]
     assert make("memory://kitti", "memory://out").before == FRAMES
 
 
+def test_files_that_were_there_are_overwritten_whatever_their_length(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.bin")
+    for data in (b"12345", b"123", b"", b"123456"):
+        files.write(path, data)
+        assert files.read(path) == data
+
+
+def test_a_damaged_record_is_one_sentence(kitti: Path, tmp_path: Path) -> None:
+    make(kitti, tmp_path)
+    for text in ("{", "[]", '{"gt_idx": [0]}'):
+        (tmp_path / ".kitti_dbinfos_train/000001.json").write_text(text)
+        with pytest.raises(JobError, match=r"000001\.json is damaged. Remedy: remove it"):
+            make(kitti, tmp_path)
+
+
 # Bad frames
 
 
@@ -641,6 +680,16 @@ def test_without_ray_its_engine_is_one_sentence(
     monkeypatch.setitem(sys.modules, "ray", None)
     status, _, error = command(capsys, "gtdb", kitti, "--out", tmp_path, "--engine", "ray")
     assert (status, error) == (2, "triops gtdb: --engine ray needs Ray Data. Remedy: pip install 'triops[ray]'\n")
+
+
+def test_a_ray_address_where_nobody_listens_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(JobError, match=rf"^no Ray cluster at {address}: .*refused$"):
+            engine_ray._check_reachable(address)
+    for address in (None, "auto", "local", "ray://head:10001"):
+        engine_ray._check_reachable(address)  # left to Ray
 
 
 def test_synth_and_label_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

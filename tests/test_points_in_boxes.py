@@ -17,6 +17,7 @@ import triops
 from triops import scenes
 from triops._geometry.box import cpu as box_cpu
 from triops._geometry.box import reference as box
+from triops._geometry.box_grid import cpu as box_grid
 from triops.ops.points_in_boxes import cpu as points_in_boxes_cpu
 from triops.ops.points_in_boxes import gpu as points_in_boxes_gpu
 
@@ -114,7 +115,7 @@ class TestCrowdedBoxes:
     def test_the_lists_of_the_grid_grow_with_the_input_and_not_with_the_overlap(self) -> None:
         for count in (2_000, 8_000):
             boxes = self.clustered(count, 0)[1][0].numpy()
-            *_, bits, first, box, _ = points_in_boxes_cpu._build_grid(boxes, False, 0.0, 100)
+            *_, bits, first, box, _ = box_grid.build_grid(boxes, False, 0.0, 100)
             assert count <= first[4**bits] <= len(box) < 5 * (count + 100) + 2**14
 
     @pytest.mark.parametrize("count", [2_000, 8_000])

@@ -1,1 +1,1 @@
-"""Geometry that several operators share, once per backend: 3D boxes, rotated rectangles, axis-aligned rectangles."""
+"""Geometry that several operators share, once per backend: 3D boxes and grids over them, rectangles."""

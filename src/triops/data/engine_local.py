@@ -32,6 +32,10 @@ class LocalEngine:
 
     def __call__(self, job: Job, refs: Sequence[FrameRef]) -> Iterator[Outcome]:
         workers = min(self.workers or cores(), max(len(refs), 1))
+        if workers == 1:
+            with _one_torch_thread():
+                yield from map(job, refs)
+            return
         if workers <= THREADS or len(refs) < WORTH_PROCESSES:
             with _one_torch_thread(), ThreadPoolExecutor(workers, "triops-frames") as pool:
                 yield from _outcomes(pool, [pool.submit(_frames, job, [ref]) for ref in refs])

@@ -6,6 +6,7 @@ Sources and output must be reachable from every node under the same path: a shar
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from triops.data.frames import FrameRef
 from triops.data.job import Job, JobError, Outcome
 
+CONNECT_SECONDS = 10
 FRAMES_PER_TASK = 16  # a task takes Ray some milliseconds; what a lost task has done is found done by the next
 
 
@@ -38,6 +40,7 @@ class RayEngine:
             return
         started = not ray.is_initialized()
         if started:
+            _check_reachable(self.address)
             try:
                 ray.init(address=self.address, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -56,6 +59,17 @@ class RayEngine:
             context.enable_progress_bars = before
             if started:
                 ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if "://" in host or not colon or not port.isdecimal():
+        return  # not of a host: Ray knows what it means
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise JobError(f"no Ray cluster at {address}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,7 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
         unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
         handle = os.open(unique, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            rest = memoryview(data).cast("B")
-            while len(rest):
-                rest = rest[os.write(handle, rest) :]
+            _write_all(handle, data)
         except BaseException:
             os.close(handle)
             os.remove(unique)
@@ -144,6 +142,34 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
         unique = join(_system(temporary)[1], uuid.uuid4().hex)
         system.pipe_file(unique, bytes(data))
         system.mv(unique, inside)
+
+
+def write(path: str, data: Data) -> None:
+    """Write a file that nobody reads before another one says that it is there.
+
+    A file that was there is not emptied first, so that writing the same once more never shows.
+    """
+    if is_url(path):
+        system, inside = _system(path)
+        system.pipe_file(inside, bytes(data))
+        return
+    try:
+        handle, new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        handle, new = os.open(path, os.O_WRONLY), False
+    try:
+        _write_all(handle, data)
+        if not new:
+            os.ftruncate(handle, len(data))
+    finally:
+        os.close(handle)
+
+
+def _write_all(handle: int, data: Data) -> None:
+    """data: bytes, or a view of bytes."""
+    written = os.write(handle, data) if data else 0
+    while written < len(data):
+        written += os.write(handle, memoryview(data)[written:])
 
 
 def _system(path: str) -> tuple[Any, str]:

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-import triops
-from triops.data import files
+from triops.data import cpu, files
 from triops.data.files import Data
-from triops.data.frames import Frame, FrameRef, xyz_of
+from triops.data.frames import Frame, FrameRef, check_points
 from triops.data.job import Job, JobError, source_settings
 from triops.data.pickles import dump_pickle
 
@@ -69,43 +67,44 @@ class GtDatabase(Job):
 
     def settings(self) -> dict[str, object]:
         return {
-            "job": "gtdb", "layout": self.layout, "classes": list(self.classes),
+            "job": "gtdb", "record": 2, "layout": self.layout, "classes": list(self.classes),
             "sources": [source_settings(source) for source in self.sources],
         }  # fmt: skip
 
     def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
         origin = Z_ORIGIN[self.layout]
-        boxes = frame.boxes_from(origin)
         wanted = [i for i, name in enumerate(frame.names) if not self.classes or name in self.classes]
-        parts = points_of_boxes(frame.points, boxes[wanted], origin)
-        record = []
+        boxes = frame.boxes_from(origin)[wanted]
+        parts = points_of_boxes(frame.points, boxes, origin, frame.source)
+        database, sample = self.database, self._sample(ref)
         for i, part in zip(wanted, parts, strict=True):
-            name = self._file(ref, frame.names[i], i)
-            yield f"{self.database}/{name}", part.data.cast("B") if part.size else b""
-            entry = {
-                "file": name, "name": frame.names[i], "gt_idx": i, "box": boxes[i].tolist(), "points": len(part),
-                "difficulty": frame.difficulty[i],
-            }  # fmt: skip
-            if frame.bbox is not None:
-                entry["bbox"] = frame.bbox[i].tolist()
-            if frame.score is not None:
-                entry["score"] = frame.score[i]
-            record.append(entry)
+            yield f"{database}/{_file(sample, frame.names[i], i)}", part.data.cast("B") if part.size else b""
+        record: dict[str, Any] = {
+            "gt_idx": wanted,
+            "name": [frame.names[i] for i in wanted],
+            "points": [len(part) for part in parts],
+            "difficulty": [frame.difficulty[i] for i in wanted],
+            "box": _to_text(boxes),
+        }
+        if frame.bbox is not None:
+            record["bbox"] = _to_text(frame.bbox[wanted])
+        if frame.score is not None:
+            record["score"] = [frame.score[i] for i in wanted]
         yield f"{self.place}/{ref.key}.json", json.dumps(record).encode()
 
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
         """Frames whose record and all of whose points are there."""
         records = files.names(files.join(self.out, self.place))
         points = files.names(files.join(self.out, self.database))
-        recorded = (ref.key for ref in refs if f"{ref.key}.json" in records)
-        return {key for key in recorded if all(entry["file"] in points for entry in self._record(key))}
+        recorded = (ref for ref in refs if f"{ref.key}.json" in records)
+        return {ref.key for ref in recorded if all(entry["file"] in points for entry in self._record(ref))}
 
     def finish(self, refs: Sequence[FrameRef]) -> str:
         """Write the info file, in the order of the frames."""
         infos: dict[str, list[dict[str, Any]]] = {}
         count = 0
         for ref in refs:
-            for entry in self._record(ref.key):
+            for entry in self._record(ref):
                 infos.setdefault(entry["name"], []).append(self._info(ref, entry, count))
                 count += 1
         self._write(self.info_file, dump_pickle(infos))
@@ -119,33 +118,55 @@ class GtDatabase(Job):
             "path": f"{self.database}/{entry['file']}",
             "image_idx": self._sample(ref),
             "gt_idx": entry["gt_idx"],
-            "box3d_lidar": np.array(entry["box"], np.float32),
+            "box3d_lidar": entry["box"],
             "num_points_in_gt": entry["points"],
             "difficulty": entry["difficulty"],
         }
         if self.layout == "mmdet3d":
             return {**info, "group_id": number}
         if "bbox" in entry:
-            info["bbox"] = np.array(entry["bbox"], np.float32)
+            info["bbox"] = entry["bbox"]
         return {**info, "score": entry.get("score", -1.0)}
 
     def _sample(self, ref: FrameRef) -> int | str:
         return ref.sample if self.layout == "mmdet3d" else ref.key
 
-    def _file(self, ref: FrameRef, name: str, number: int) -> str:
-        return f"{self._sample(ref)}_{name}_{number}.bin"
-
-    def _record(self, key: str) -> list[dict[str, Any]]:
-        path = files.join(self.out, self.place, f"{key}.json")
+    def _record(self, ref: FrameRef) -> list[dict[str, Any]]:
+        """What `compute` recorded of a frame, box by box."""
+        path = files.join(self.out, self.place, f"{ref.key}.json")
         try:
-            record: list[dict[str, Any]] = json.loads(files.read(path))
-        except ValueError:
+            columns: dict[str, Any] = json.loads(files.read(path))
+            count = len(columns["gt_idx"])
+            for name in ("box", "bbox"):
+                if name in columns:
+                    columns[name] = _from_text(columns[name], count)
+            sample = self._sample(ref)
+            entries = zip(columns["name"], columns["gt_idx"], strict=True)
+            columns["file"] = [_file(sample, name, number) for name, number in entries]
+            return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise JobError(f"{path} is damaged. Remedy: remove it, and the frame is done again") from None
-        return record
+
+
+def _file(sample: int | str, name: str, number: int) -> str:
+    return f"{sample}_{name}_{number}.bin"
+
+
+def _to_text(values: npt.NDArray[np.float32]) -> str:
+    """The bits of float32 numbers: far shorter to write and to read than their digits.
+
+    >>> _from_text(_to_text(np.array([[0.1, 2]], np.float32)), 1)
+    array([[0.1, 2. ]], dtype=float32)
+    """
+    return values.astype("<f4", copy=False).tobytes().hex()
+
+
+def _from_text(text: str, rows: int) -> npt.NDArray[np.float32]:
+    return np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float32).reshape(rows, -1 if rows else 0)
 
 
 def points_of_boxes(
-    points: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32], z_origin: str
+    points: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32], z_origin: str, source: str = "points"
 ) -> list[npt.NDArray[np.float32]]:
     """The points [K, C] in each box, in their order, less the first three fields of the box.
 
@@ -153,22 +174,24 @@ def points_of_boxes(
         points: float32 [N, C], x, y and z first.
         boxes: float32 [T, 7 or more].
         z_origin: as in `triops.points_in_boxes`.
+        source: where the points are from, for messages.
+
+    Raises:
+        FrameError: a coordinate of a point is infinite or NaN.
 
     >>> points = np.array([[1, 0, 0, 9], [5, 0, 0, 9]], np.float32)
     >>> [p.tolist() for p in points_of_boxes(points, np.array([[2, 0, 0, 4, 2, 2, 0]], np.float32), "center")]
     [[[-1.0, 0.0, 0.0, 9.0]]]
     """
     if len(boxes) == 0:
+        check_points(points, source)
         return []
-    xyz, fields = xyz_of(points), torch.from_numpy(np.ascontiguousarray(boxes[:, :7]))[None]
-    first = triops.points_in_boxes(torch.from_numpy(xyz)[None], fields, z_origin=z_origin)[0].numpy()
-    # Few points are in any box, and only those can be in a second one.
-    inside = np.flatnonzero(first >= 0)
-    every = triops.points_in_boxes_all(torch.from_numpy(xyz.take(inside, 0))[None], fields, z_origin=z_origin)[0]
-    # By box, then by point. take() and whole rows are several times as fast as indices and slices of rows.
-    box, position = np.divmod(np.flatnonzero(every.numpy().T.copy()), max(len(inside), 1))
-    centre = np.zeros((len(boxes), points.shape[1]), np.float32)
-    centre[:, :3] = boxes[:, :3]
-    found = points.take(inside.take(position), 0)
-    found -= centre.take(box, 0)
-    return np.split(found, np.cumsum(np.bincount(box, minlength=len(boxes)))[:-1])
+    fields = np.ascontiguousarray(boxes[:, :7])
+    rows, ends, finite = cpu.rows_of_boxes(np.ascontiguousarray(points), fields, z_origin == "bottom")
+    if not finite:
+        check_points(points, source)
+    found, begin = [], 0
+    for end in ends.tolist():
+        found.append(rows[begin:end])
+        begin = end
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triops.data import files
-from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, points_of, safe_name
+from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, check_points, points_of, safe_name
 from triops.data.kitti_calibration import to_lidar
 from triops.data.pickles import load_pickle
 
@@ -113,7 +113,7 @@ class InfoFile:
             points, check_boxes(boxes, where), [classes[int(i["bbox_label_3d"])] for i in kept],
             convention.z_origin, [int(i.get("difficulty", 0)) for i in kept],
             np.array([i["bbox"] for i in kept], np.float32) if kept and all("bbox" in i for i in kept) else None,
-            [float(i["score"]) for i in kept] if kept and all("score" in i for i in kept) else None,
+            [float(i["score"]) for i in kept] if kept and all("score" in i for i in kept) else None, path,
         )  # fmt: skip
 
     def _used(self, instance: Mapping[str, Any], classes: Mapping[int, str]) -> bool:
@@ -156,7 +156,9 @@ class InfoFile:
             lidar = sweep["lidar_points"]
             name = str(lidar["lidar_path"]).replace("\\", "/")
             path = files.join(self.root, self.points if "samples" in name else folder, name.rsplit("/", 1)[-1])
-            part = _not_close(points_of(files.read(path), features, path)).copy()
+            part = points_of(files.read(path), features, path)
+            check_points(part, path)
+            part = _not_close(part).copy()
             matrix = np.array(lidar["lidar2sensor"], np.float64)
             part[:, :3] = part[:, :3] @ matrix[:3, :3]
             part[:, :3] -= matrix[:3, 3]

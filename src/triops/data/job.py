@@ -1,25 +1,27 @@
 """A job over the frames of a data set: what is done to one frame, what is missing, what went wrong.
 
-A job is a value that engines send to other processes. Each frame's output is a few files, each written whole or not at
-all; the last of them says that the frame is done. So a job can be stopped anywhere and started again, several may run
-side by side on parts of the frames, and a frame that is done twice gives the same bytes.
+A job is a value that engines send to other processes. Each frame's output is a few files; the last of them says that
+the frame is done, and is written whole or not at all. So a job can be stopped anywhere and started again, several may
+run side by side on parts of the frames, and a frame that is done twice gives the same bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 import triops
-from triops.data import files
+from triops.data import cpu, files
 from triops.data.files import Data
-from triops.data.frames import Frame, FrameError, FrameRef, Source
+from triops.data.frames import Frame, FrameError, FrameRef, Source, check_points
 from triops.data.kitti_labels import LabelError
 
 _SETTINGS = ".job.json"  # no frame has a name that begins so
@@ -114,9 +116,10 @@ class Job(ABC):
             return self._bad(ref, str(error))
         computed = time.perf_counter()
         idle = _Idle()
-        temporary = files.join(self.out, self._temporary)
-        for path, data in output:
-            files.write_whole(f"{self.out}/{path}", data, temporary)
+        *parts, (last, record) = output
+        for path, data in parts:
+            files.write(f"{self.out}/{path}", data)
+        self._write(last, record)
         waiting += idle.elapsed()
         written = time.perf_counter()
         return Outcome(ref.key, None, read - begin, computed - read, written - computed, waiting)
@@ -153,7 +156,23 @@ def _compile_kernels() -> None:
     points, boxes = torch.zeros(1, 8192, 3), torch.zeros(1, 16, 7)
     for count in (1, 8192):
         triops.points_in_boxes(points[:, :count], boxes)
-        triops.points_in_boxes_all(points[:, :count], boxes)
+    check_points(points[0].numpy(), "")
+    cpu.rows_of_boxes(points[0].numpy(), boxes[0].numpy(), False)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Pause Python's garbage collector where a record per box is made and kept.
+
+    It would walk over every object of the process, torch's included, for longer than the records take.
+    """
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
 
 
 class _Idle:
@@ -308,30 +327,35 @@ def run(
         JobError: it cannot be done at all.
         OSError: output cannot be written.
     """
-    refs, unread = all_refs(job)
+    with _no_garbage():
+        refs, unread = all_refs(job)
     unread = {**(broken or {}), **unread}
     if unread and (strict or not refs):
         raise FrameError("; ".join(unread.values()))
     job.start()
     own = shard_of(refs, shard)
     done = job.done(own)
+    before = len(done)
     to_do = [ref for ref in own if ref.key not in done]
     job.forgive(job.bad().keys() & {ref.key for ref in to_do})
     tally = Tally()
     outcomes = engine(job, to_do)
     for outcome in outcomes:
         tally.add(outcome)
+        if outcome.error is None:
+            done.add(outcome.key)
         watch(tally, len(to_do))
         if strict and outcome.error is not None:
             raise FrameError(f"frame {outcome.key}: {outcome.error}")
     bad = job.bad()
-    good = job.done(refs)
+    good = done | job.done([ref for ref in refs if ref.key not in done])
     missing = [ref for ref in refs if ref.key not in good and ref.key not in bad]
     finished = None
     if not missing:
-        finished = job.finish([ref for ref in refs if ref.key in good])
+        with _no_garbage():
+            finished = job.finish([ref for ref in refs if ref.key in good])
         job.clean()
-    return Result(len(refs), len(done), tally, unread, bad, len(missing), finished)
+    return Result(len(refs), before, tally, unread, bad, len(missing), finished)
 
 
 def _difference(found: str, wanted: str) -> str:

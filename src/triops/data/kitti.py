@@ -50,8 +50,8 @@ class KittiFolder:
         return [FrameRef(safe_name(key, "frame"), int(key) if key.isdigit() else key, number) for key in keys]
 
     def load(self, ref: FrameRef) -> Frame:
-        path = files.join(self.root, self.points, f"{ref.key}.bin")
-        points = points_of(files.read(path), FEATURES, path)
+        velodyne = files.join(self.root, self.points, f"{ref.key}.bin")
+        points = points_of(files.read(velodyne), FEATURES, velodyne)
         path = files.join(self.root, "training", "calib", f"{ref.key}.txt")
         calibration = parse_calibration(_text(path), path)
         path = files.join(self.root, "training", "label_2", f"{ref.key}.txt")
@@ -64,7 +64,7 @@ class KittiFolder:
         )  # fmt: skip
         return Frame(
             points, boxes.astype(np.float32), names, "bottom", difficulty(labels, self.inclusive)[objects].tolist(),
-            labels.bbox[objects].astype(np.float32),
+            labels.bbox[objects].astype(np.float32), source=velodyne,
         )  # fmt: skip
 
 

@@ -92,9 +92,12 @@ def to_lidar(location: Floats, dimensions: Floats, rotation_y: Floats, lidar_to_
         lidar_to_rectified [4, 4].
     """
     back = np.linalg.inv(lidar_to_rectified)
-    position = location @ back[:3, :3].T + back[:3, 3]
-    heading = wrap(-rotation_y - np.pi / 2)
-    return np.concatenate([position, dimensions[:, [0, 2, 1]], heading[:, None]], 1)
+    boxes = np.empty((len(location), 7))
+    np.matmul(location, back[:3, :3].T, boxes[:, :3])
+    boxes[:, :3] += back[:3, 3]
+    boxes[:, 3], boxes[:, 4], boxes[:, 5] = dimensions[:, 0], dimensions[:, 2], dimensions[:, 1]
+    boxes[:, 6] = wrap(-rotation_y - np.pi / 2)
+    return boxes
 
 
 def to_camera(boxes: Floats, lidar_to_rectified: Floats) -> tuple[Floats, Floats, Floats]:

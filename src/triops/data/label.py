@@ -13,7 +13,7 @@ import torch
 import triops
 from triops.data import files
 from triops.data.files import Data
-from triops.data.frames import Frame, FrameError, FrameRef, xyz_of
+from triops.data.frames import Frame, FrameError, FrameRef, check_points, xyz_of
 from triops.data.job import Job, source_settings
 from triops.data.parquet import require_pyarrow
 
@@ -61,6 +61,7 @@ class PointLabels(Job):
         self._write("classes.json", json.dumps(numbers, indent=1).encode())
 
     def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
+        check_points(frame.points, frame.source)
         number = {name: k for k, name in enumerate(self.classes, 1)}
         used = [i for i, name in enumerate(frame.names) if name in number]
         if len(frame.names) > MOST:

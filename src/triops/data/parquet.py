@@ -97,8 +97,8 @@ class ParquetFrames:
             raise FrameError(f"{path}, frame {ref.key}: {points.shape} points, {boxes.shape} boxes, {len(names)} names")
         if origin not in ("center", "bottom"):
             raise FrameError(f"{path}, frame {ref.key}: z_origin must be center or bottom, got {origin!r}")
-        check_points(points, f"{path}, frame {ref.key}")
-        return Frame(points, check_boxes(boxes, f"{path}, frame {ref.key}"), names, origin, [int(v) for v in levels])
+        source = f"{path}, frame {ref.key}"
+        return Frame(points, check_boxes(boxes, source), names, origin, [int(v) for v in levels], source=source)
 
     def _files(self) -> list[str]:
         if not files.is_folder(self.path):
@@ -144,6 +144,7 @@ class ToParquet(Job):
 
     def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
         arrow = require_pyarrow()
+        check_points(frame.points, frame.source)
 
         def row(values: Any, kind: Any) -> Any:
             return arrow.ListArray.from_arrays(arrow.array([0, len(values)], arrow.int32()), arrow.array(values, kind))

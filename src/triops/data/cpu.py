@@ -1,0 +1,110 @@
+"""The points of each box, out of rows of any number of columns, and the check that points are finite; Numba kernels.
+
+`points_in_boxes` takes x, y, z alone and answers for every point. A data set has rows of four or five columns, of which
+few lie in a box: here the rows are read in place and only those that a box holds are written.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from triops._cpu.jit import inline, jit
+from triops._geometry.box.cpu import inside
+from triops._geometry.box_grid.cpu import build_grid, cell_of, keep_occupied
+
+TILE = 1024  # points whose cells stay in the L1 cache
+
+
+def rows_of_boxes(points: Any, boxes: Any, bottom: bool) -> tuple[Any, Any, bool]:
+    """The rows in each box, box by box and in their order, less the first three fields of the box.
+
+    points: float32 [N, C], contiguous; boxes: float32 [T, 7], contiguous; bottom: whether cz is a box's bottom.
+    -> rows float32 [K, C], where those of each box end int64 [T], whether x, y, z of all points are finite
+    A row in several boxes is there for each.
+    """
+    flat = points.reshape(-1).view()
+    flat.flags.writeable = False  # what was read from a file is: one kernel for both
+    features = points.shape[1]
+    grid = build_grid(boxes, bottom, 0.0, len(points))
+    ends = np.empty(len(boxes), np.int64)
+    room = len(points) // 4 + TILE  # few points are in a box
+    while True:  # once, unless that was too little
+        row, box = np.empty(room, np.int32), np.empty(room, np.int32)
+        count, finite = _find_pairs(flat, features, *grid, row, box, ends)
+        if count <= room:
+            break
+        room = count
+    found = np.empty((count, features), np.float32)
+    _copy_rows(flat, features, boxes, row, box, count, ends, found)
+    return found, ends, finite
+
+
+@jit
+def all_finite(flat):
+    """Whether no number of a float32 array is infinite or NaN."""
+    bits, largest = flat.view(np.int32), np.int32(0)
+    for i in range(bits.shape[0]):
+        largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
+    return largest < np.int32(0x7F800000)
+
+
+@inline
+def _find_cells(tile, features, count, extent, scale, bits, cell):
+    """Cells of a tile's points. -> not 0 if a coordinate is infinite or NaN: less itself, it is not 0"""
+    x0, x1, y0, y1, z0, z1 = extent[0], extent[1], extent[2], extent[3], extent[4], extent[5]
+    scale_x, scale_y = scale[0], scale[1]
+    not_finite = np.int32(0)
+    for i in range(np.uint32(count)):  # unsigned, so that LLVM shuffles vectors where `features` is a constant
+        j = np.uint32(features) * i
+        x, y, z = tile[j], tile[j + np.uint32(1)], tile[j + np.uint32(2)]
+        cell[i] = cell_of(x, y, z, x0, x1, y0, y1, z0, z1, scale_x, scale_y, bits)
+        not_finite |= np.int32(((x - x) + (y - y) + (z - z)) != 0)
+    return not_finite
+
+
+@jit
+def _find_pairs(flat, features, frame, extent, scale, bits, first, box_of_cell, occupied, row, box, counts):
+    """Pairs of a row and a box that holds it, by row; boxes' counts.
+
+    -> number of pairs, which may be more than there is room for; whether all points are finite
+    """
+    cell, kept = np.empty(TILE, np.int32), np.empty(TILE + 1, np.uint32)
+    rows, room, found, not_finite = flat.shape[0] // features, row.shape[0], 0, np.int32(0)
+    counts[:] = 0
+    for start in range(0, rows, TILE):
+        count = min(TILE, rows - start)
+        tile = flat[features * start : features * (start + count)]
+        if features == 4:
+            not_finite |= _find_cells(tile, 4, count, extent, scale, bits, cell)
+        else:
+            not_finite |= _find_cells(tile, features, count, extent, scale, bits, cell)
+        for k in range(np.uint32(keep_occupied(cell, occupied, count, kept))):
+            i = np.int64(kept[k])
+            x, y, z = tile[features * i], tile[features * i + 1], tile[features * i + 2]
+            c = np.uint32(cell[i])
+            for j in range(first[c], first[c + np.uint32(1)]):
+                t = box_of_cell[j]
+                if inside(x, y, z, frame[t]):
+                    if found < room:
+                        row[found] = start + i
+                        box[found] = t
+                    counts[t] += 1
+                    found += 1
+    return found, not_finite == 0
+
+
+@jit
+def _copy_rows(flat, features, boxes, row, box, pairs, ends, found):
+    """Copy the rows of the pairs to `found`, box by box. `ends` has the boxes' counts before, their ends after."""
+    begin = 0
+    for t in range(ends.shape[0]):
+        count = ends[t]
+        ends[t] = begin  # the cursor, which arrives at the end
+        begin += count
+    for k in range(pairs):
+        t = box[k]
+        to, source = ends[t], features * row[k]
+        ends[t] += 1
+        for c in range(features):
+            value = flat[source + c]
+            found[to, c] = value - boxes[t, c] if c < 3 else value
