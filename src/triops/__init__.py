@@ -21,6 +21,7 @@ from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roi_align import roi_align
 from triops.ops.roi_pool import roi_pool
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
+from triops.ops.roipoint_pool3d import roipoint_pool3d
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
@@ -73,6 +74,7 @@ __all__ = [
     "roiaware_pool3d",
     "roiaware_pool3d_backward",
     "roiaware_pool3d_forward",
+    "roipoint_pool3d",
     "sigmoid_focal_loss",
     "site_rows",
     "soft_nms",

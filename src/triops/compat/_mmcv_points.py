@@ -81,6 +81,14 @@ def three_interpolate_backward(
     )[0]
 
 
+def roipoint_pool3d_forward(
+    xyz: Tensor, boxes3d: Tensor, pts_feature: Tensor, pooled_features: Tensor, pooled_empty_flag: Tensor
+) -> None:
+    pooled, empty = triops.roipoint_pool3d(xyz, pts_feature, boxes3d.to(xyz.dtype), pooled_features.shape[2])
+    pooled_features.copy_(pooled)
+    pooled_empty_flag.copy_(empty)
+
+
 def _fitting(weights: Tensor, features: Tensor) -> Tensor:
     """Autocast mixes dtypes; float32 weights of half features stay as they are."""
     half = features.dtype in (torch.float16, torch.bfloat16)
@@ -99,6 +107,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         furthest_point_sampling_forward, furthest_point_sampling_with_dist_forward, gather_points_forward,
         gather_points_backward, group_points_forward, group_points_backward, stack_group_points_forward,
-        stack_group_points_backward, three_interpolate_forward, three_interpolate_backward,
+        stack_group_points_backward, three_interpolate_forward, three_interpolate_backward, roipoint_pool3d_forward,
     )
 }  # fmt: skip
