@@ -57,6 +57,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "boxes_a": BOXES_3D, "boxes_b": BOXES_3D, "aligned": False, "margin": 0.0}),
     "boxes_overlap_bev": (triops.boxes_overlap_bev, {
         "boxes_a": BOXES_3D, "boxes_b": BOXES_3D, "aligned": False, "margin": 0.0}),
+    "deform_conv2d": (triops.deform_conv2d, {
+        "input": MAP, "offset": torch.rand(1, 8, 4, 5), "weight": torch.rand(2, 4, 2, 2), "bias": torch.rand(2),
+        "stride": 1, "padding": [0, 0], "dilation": 1, "mask": torch.rand(1, 4, 4, 5)}),
     "diff_iou_rotated": (triops.diff_iou_rotated, {"boxes1": BOXES_3D, "boxes2": BOXES_3D, "mode": "giou"}),
     "diff_iou_rotated_2d": (triops.diff_iou_rotated_2d, {"box1": ROTATED, "box2": ROTATED}),
     "diff_iou_rotated_3d": (triops.diff_iou_rotated_3d, {"box3d1": BOXES_3D, "box3d2": BOXES_3D}),

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from triops._cpu.vectors import Array
+from triops._cpu.vectors import LANES, Array
 
 TOGETHER = 4  # sums that share each vector loaded: they and it fit 16 registers of AVX2
 
@@ -66,3 +66,27 @@ def add_outer_products(typing_context, sums, lines, lane, left, left_rows, right
 
     of_rows = left_rows, right, right_rows
     return types.none(sums, lines, types.intp, left, *of_rows, types.intp, types.intp), generate
+
+
+@intrinsic
+def add_dot_products(typing_context, sums, left, at, right, places, count):
+    """For every place i: sums[i, lane] += left[at + c] * right[places[i] + c], over the c < count of that lane.
+
+    sums [., LANES]; left, right flat; places: a tuple. count: a multiple of LANES, c belongs to lane c % LANES.
+    """
+
+    def generate(context, builder, signature, args):
+        sums, left, right = (Array(context, builder, signature, args, i) for i in (0, 1, 3))
+        at, places, count = args[2], cgutils.unpack_tuple(builder, args[4]), args[5]
+        totals = [sums.variable(sums.at(context.get_constant(types.intp, i))) for i in range(len(places))]
+        with cgutils.for_range_slice(builder, count.type(0), count, count.type(LANES), count.type) as (c, _):
+            values = left.vector(left.at(builder.add(at, c)))
+            for total, place in zip(totals, places, strict=True):
+                found = right.vector(right.at(builder.add(place, c)))
+                product = builder.fmul(values, found, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        for i, total in enumerate(totals):
+            sums.put(total, sums.at(context.get_constant(types.intp, i)))
+        return context.get_dummy_value()
+
+    return types.none(sums, left, types.intp, right, places, types.intp), generate

@@ -18,6 +18,7 @@ from triops.compat import (
     _finder,
     _mmcv_attention,
     _mmcv_boxes,
+    _mmcv_deform,
     _mmcv_images,
     _mmcv_losses,
     _mmcv_maps,
@@ -107,6 +108,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 FUNCTIONS |= _mmcv_attention.FUNCTIONS
+FUNCTIONS |= _mmcv_deform.FUNCTIONS
 FUNCTIONS |= _mmcv_losses.FUNCTIONS
 FUNCTIONS |= _mmcv_images.FUNCTIONS
 FUNCTIONS |= _mmcv_maps.FUNCTIONS
