@@ -49,3 +49,11 @@ def test_a_point_transformer_learns_to_tell_ground_from_objects(supplied: None) 
 
     history = main(["--steps", "3", "--points", "1500"])
     assert history[-1] < history[0]
+
+
+def test_a_head_learns_boxes_from_their_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from train_rotated_iou_loss import main
+
+    losses, _ = main(["--steps", "25", "--boxes", "64"])
+    assert losses[-1] < losses[0] - 0.1
