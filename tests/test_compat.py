@@ -307,6 +307,34 @@ def test_roi_align_fills_its_outputs_and_adds_its_gradient(ext, mode):
     assert torch.equal(grad, 1 + differentiable.grad)
 
 
+def test_roi_align_rotated_fills_its_output_and_adds_its_gradient(ext):
+    ramp, rois = torch.arange(12.0).view(1, 1, 3, 4), torch.tensor([[0.0, 2, 1.5, 2, 2, torch.pi / 2]])
+    output, grad = torch.ones(1, 1, 2, 2), torch.ones_like(ramp)
+    rules = {"pooled_height": 2, "pooled_width": 2, "spatial_scale": 1.0, "sampling_ratio": 1, "aligned": True}
+    ext.roi_align_rotated_forward(ramp, rois, output, **rules, clockwise=False)
+    assert output.flatten().tolist() == pytest.approx([7, 3, 8, 4])
+    ext.roi_align_rotated_forward(ramp, rois, output, **rules, clockwise=True)
+    assert output.flatten().tolist() == pytest.approx([4, 8, 3, 7])
+    ext.roi_align_rotated_backward(torch.ones_like(output), rois, grad, **rules, clockwise=True)
+    differentiable = ramp.clone().requires_grad_()
+    triops.roi_align_rotated(differentiable, rois, 2, 1.0, 1, clockwise=True).sum().backward()
+    assert torch.equal(grad, 1 + differentiable.grad)
+
+
+def test_riroi_align_rotated_fills_its_output_and_adds_its_gradient(ext):
+    features, rois = torch.rand(1, 8, 3, 4), torch.tensor([[0.0, 2, 1.5, 2, 2, 0.7]])
+    output, grad = torch.ones(1, 8, 2, 2), torch.ones_like(features)
+    rules = {"pooled_height": 2, "pooled_width": 2, "spatial_scale": 1.0, "num_samples": 2, "num_orientations": 4,
+             "clockwise": True}  # fmt: skip
+    ext.riroi_align_rotated_forward(features, rois, output, **rules)
+    differentiable = features.clone().requires_grad_()
+    expected = triops.riroi_align_rotated(differentiable, rois, 2, 1.0, 2, 4, True)
+    assert torch.equal(output, expected)
+    expected.sum().backward()
+    ext.riroi_align_rotated_backward(torch.ones_like(output), rois, grad, **rules)
+    assert torch.equal(grad, 1 + differentiable.grad)
+
+
 def test_roi_pool_fills_its_outputs_and_adds_its_gradient(ext):
     ramp, rois = torch.arange(12.0).view(1, 1, 3, 4), torch.tensor([[0.0, 0, 0, 3, 1], [0, 3, 0, 0, 0]])
     output, argmax, grad = torch.ones(2, 1, 2, 2), torch.zeros(2, 1, 2, 2).int(), torch.ones_like(ramp)

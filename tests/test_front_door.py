@@ -22,6 +22,7 @@ RULEBOOK = triops.Rulebook.submanifold(SITES, 1, [5, 5, 5], 3)
 BOXES, SCORES, ROTATED, BOXES_3D = torch.rand(5, 4).cumsum(-1), torch.rand(5), torch.rand(5, 5), torch.rand(5, 7)
 MAP, BORDERS = torch.rand(1, 8, 5, 6), torch.rand(1, 3, 4)
 BOXES_2D = torch.tensor([[0.0, 1, 1, 4, 4]])
+ROTATED_2D = torch.cat([BOXES_2D, torch.zeros(len(BOXES_2D), 1)], 1)
 POINTS, ROIS = torch.rand(10, 4) * 3, torch.tensor([[1.0, 1, 0, 3, 3, 3, 0]])
 VOXELS = {"points": POINTS, "voxel_size": [1.0, 1, 1], "point_range": [0.0, 0, 0, 3, 3, 3]}
 LIMITS = {"max_points": 3, "max_voxels": 4}
@@ -92,6 +93,12 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "roi_align": (triops.roi_align, {
         "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0, "sampling_ratio": 0, "aligned": True,
         "mode": "avg"}),
+    "roi_align_rotated": (triops.roi_align_rotated, {
+        "input": MAP, "boxes": ROTATED_2D, "output_size": 2, "spatial_scale": 1.0, "sampling_ratio": 0,
+        "aligned": True, "clockwise": True}),
+    "riroi_align_rotated": (triops.riroi_align_rotated, {
+        "input": MAP, "boxes": ROTATED_2D, "output_size": 2, "spatial_scale": 1.0, "num_samples": 0,
+        "num_orientations": 4, "clockwise": True}),
     "roi_pool": (triops.roi_pool, {
         "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0}),
     "roiaware_pool3d": (triops.roiaware_pool3d, {

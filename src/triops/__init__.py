@@ -20,6 +20,7 @@ from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.roi_align import roi_align
+from triops.ops.roi_align_rotated import riroi_align_rotated, roi_align_rotated
 from triops.ops.roi_pool import roi_pool
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.roipoint_pool3d import roipoint_pool3d
@@ -72,7 +73,9 @@ __all__ = [
     "points_in_boxes",
     "points_in_boxes_all",
     "reference_backend",
+    "riroi_align_rotated",
     "roi_align",
+    "roi_align_rotated",
     "roi_pool",
     "roiaware_pool3d",
     "roiaware_pool3d_backward",

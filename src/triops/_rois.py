@@ -13,6 +13,9 @@ from triops._dtypes import compute_dtype
 
 HALVES = (torch.float16, torch.bfloat16)
 MOST_BINS = 2**15  # along one axis
+MOST_RATIO = 1024  # samples of a bin along an axis, where they are asked for
+MOST_SAMPLES = 2**20  # of a bin along an axis, where their number is adaptive
+FEW_SAMPLES = 8  # of a bin that kernels visit wherever they lie
 
 
 def format_of(tensor: Tensor) -> torch.memory_format:
@@ -66,10 +69,10 @@ def as_bins(operator: str, output_size: Any) -> list[int]:
     return [c.integer("output_size", size, 1, MOST_BINS) for size in sizes]
 
 
-def check_maps(c: _check.Checker, name: str, maps: Tensor, boxes: Tensor, *pattern: str) -> None:
-    """A tensor [pattern] of floats, boxes [K, 5] of its dtype or, where that is a half type, of float32."""
+def check_maps(c: _check.Checker, name: str, maps: Tensor, boxes: Tensor, *pattern: str, fields: int = 5) -> None:
+    """A tensor [pattern] of floats, boxes [K, fields] of its dtype or, where that is a half type, of float32."""
     c.shape(name, maps, *pattern)
-    c.shape("boxes", boxes, "K", 5)
+    c.shape("boxes", boxes, "K", fields)
     c.dtype(name, maps, _check.FLOATS)
     if boxes.dtype != maps.dtype and not (boxes.dtype == torch.float32 and maps.dtype in HALVES):
         c.same_dtype(**{name: maps, "boxes": boxes})
@@ -91,6 +94,11 @@ def check_sizes(c: _check.Checker, **sizes: int) -> None:
         c.at_least(name, size, 0)
         if _check.too_many(size):
             c.fail(f"{name} must be at most 2**30, got {size}")
+
+
+def check_ratio(c: _check.Checker, name: str, ratio: int) -> None:
+    if ratio > MOST_RATIO:
+        c.fail(f"{name} must be at most {MOST_RATIO}, got {ratio}")
 
 
 def images_of(boxes: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -121,3 +129,16 @@ def neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tens
     place = torch.where(on_map, position, 0.0).clamp(0, size - 1)
     low = place.long().clamp(max=size - 1)
     return on_map, low, (low + 1).clamp(max=size - 1), place - low.to(place.dtype)
+
+
+def samples_along(start: Tensor, extent: Tensor, pooled: int, ratio: int) -> tuple[Tensor, Tensor]:
+    """Positions [pooled, samples] along an axis of a box that is cut into bins, and the number of samples of a bin.
+
+    A ratio of 0 or less: as many as a bin is pixels long, rounded up.
+    """
+    length = extent / torch.full_like(extent, pooled)
+    samples = int(length.float().ceil().clamp(0, MOST_SAMPLES)) if ratio <= 0 else ratio
+    count = torch.full_like(extent, samples)
+    bins = torch.arange(pooled, device=start.device).to(start.dtype)
+    step = torch.arange(samples, device=start.device).to(start.dtype) + 0.5
+    return (start + bins * length)[:, None] + step * length / count, count

@@ -166,6 +166,19 @@ def boxes_on_maps(
     return torch.cat([image[:, None].float(), corners], 1)
 
 
+def rotated_boxes_on_maps(
+    shape: tuple[int, int, int, int], count: int, *, scale: float = 1.0, seed: int = 0,
+    boxes: list[list[float]] | None = None,
+) -> Tensor:  # fmt: skip
+    """As `boxes_on_maps`: float32 [count, 6] of (image, centre x, centre y, width, height, angle)."""
+    straight = boxes_on_maps(shape, count, scale=scale, seed=seed)
+    low, high = straight[:, 1:3], straight[:, 3:]
+    angle = torch.randn(count, 1, generator=torch.Generator().manual_seed(seed))
+    made = torch.cat([(low + high) / 2, high - low, angle], 1) if boxes is None else torch.tensor(boxes)
+    image = torch.arange(len(made)) % max(shape[0], 1)
+    return torch.cat([image[:, None].float(), made], 1)
+
+
 def _hit_box(box: np.ndarray, azimuth: np.ndarray, cos_e: np.ndarray, sin_e: np.ndarray, distance: np.ndarray) -> None:
     """Shorten `distance` [azimuths, beams] of the rays that meet the box. Only columns that can meet it are touched."""
     cx, cy, cz, dx, dy, dz, heading = box

@@ -2,7 +2,46 @@
 
 import numpy as np
 
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
+from triops._rois import FEW_SAMPLES, MOST_SAMPLES
+
+
+@jit
+def cut_box(low, high, scale, aligned, pooled, ratio):
+    """Start of a box (x1, y1, x2, y2) along an axis, length and samples of a bin, and whether the box is finite."""
+    real = scale.dtype.type
+    offset = real(0.5) if aligned else real(0)
+    start = low * scale[0] - offset
+    extent = (high * scale[0] - offset) - start
+    if not (np.isfinite(start) and np.isfinite(extent)):
+        return real(0), real(0), np.int64(0), False
+    if not aligned:
+        extent = max(extent, real(1))
+    length, samples = bins_of(extent, pooled, ratio, scale)
+    return start, length, samples, True
+
+
+@jit
+def bins_of(extent, pooled, ratio, like):
+    """Length of a bin, and its samples along this axis; adaptive where `ratio` is 0."""
+    length = extent / like.dtype.type(pooled)
+    samples = np.int64(ratio)
+    if ratio == 0:
+        wanted = np.ceil(np.float32(length))
+        samples = np.int64(min(max(wanted, np.float32(0)), np.float32(MOST_SAMPLES)))
+    return length, samples
+
+
+@jit
+def samples_within(base, length, samples, low, high, ratio):
+    """Samples [begin, end) of a bin, among which are all those from `low` to `high`."""
+    if ratio > 0 or samples <= FEW_SAMPLES:
+        return np.int64(0), samples
+    step = np.float64(length) / samples  # about a pixel or more
+    begin = np.floor((low - np.float64(base)) / step - 0.5) - 1
+    end = np.ceil((high - np.float64(base)) / step - 0.5) + 2
+    begin = np.int64(min(max(begin, 0.0), np.float64(samples)))
+    return begin, max(begin, np.int64(min(max(end, 0.0), np.float64(samples))))
 
 
 @jit
@@ -14,3 +53,99 @@ def neighbors(position, size, like):
     position = min(max(position, real(0)), real(size - 1))
     low = min(np.int64(position), size - 1)
     return True, low, min(low + 1, size - 1), position - real(low)
+
+
+# Taps: pixels with weights, of which a bin is the sum. Run r of them, [firsts[r], firsts[r + 1]), belongs to bin
+# places[r]; a bin may have several runs. Taps come in fours, the neighbors of one sample.
+
+MOST_TAPS = 8192  # of a buffer, a multiple of 4
+
+
+@inline
+def empty_taps(like):
+    return (
+        np.empty(MOST_TAPS, np.int64), np.empty(MOST_TAPS + 1, np.int64), np.empty(MOST_TAPS, np.int64),
+        np.empty(MOST_TAPS, like.dtype),
+    )  # fmt: skip
+
+
+@inline
+def add_taps(y, x, height, width, count, pixels, weights):
+    """Append the neighbors of a position -> the number of taps then. None where it is off the map."""
+    on_y, low_y, high_y, part_y = neighbors(y, height, weights)
+    on_x, low_x, high_x, part_x = neighbors(x, width, weights)
+    if on_y and on_x:
+        rest_y, rest_x = weights.dtype.type(1) - part_y, weights.dtype.type(1) - part_x
+        pixels[count], weights[count] = low_y * width + low_x, rest_y * rest_x
+        pixels[count + 1], weights[count + 1] = low_y * width + high_x, rest_y * part_x
+        pixels[count + 2], weights[count + 2] = high_y * width + low_x, part_y * rest_x
+        pixels[count + 3], weights[count + 3] = high_y * width + high_x, part_y * part_x
+        count += 4
+    return count
+
+
+@jit
+def gather(input, image, plane, channels, first, last, channels_last, runs, taps, bins, output, to):
+    """Add runs of taps of one box to channels [first, last) of its outputs, which begin at output[to].
+
+    Its image begins at input[image]. On a channels-last map first is 0 and last is `channels`.
+    """
+    places, firsts, pixels, weights = taps
+    real = output.dtype.type
+    if channels_last:
+        total = np.empty(channels, output.dtype)
+        for r in range(runs):
+            total[:] = 0
+            for t in range(firsts[r], firsts[r + 1], 4):
+                v0, v1 = input[image + pixels[t] * channels :], input[image + pixels[t + 1] * channels :]
+                v2, v3 = input[image + pixels[t + 2] * channels :], input[image + pixels[t + 3] * channels :]
+                w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+                for c in range(np.uint64(channels)):
+                    total[c] += w0 * v0[c] + w1 * v1[c] + w2 * v2[c] + w3 * v3[c]
+            target = output[to + places[r] * channels :]
+            for c in range(np.uint64(channels)):
+                target[c] += total[c]
+        return
+    for c in range(first, last, 4):
+        # Four planes share the loads of taps; the last stands for those behind it.
+        p0, p1 = image + c * plane, image + min(c + 1, last - 1) * plane
+        p2, p3 = image + min(c + 2, last - 1) * plane, image + min(c + 3, last - 1) * plane
+        for r in range(runs):
+            s0, s1, s2, s3 = real(0), real(0), real(0), real(0)
+            for t in range(firsts[r], firsts[r + 1]):
+                weight, pixel = weights[t], pixels[t]
+                s0 += weight * input[p0 + pixel]
+                s1 += weight * input[p1 + pixel]
+                s2 += weight * input[p2 + pixel]
+                s3 += weight * input[p3 + pixel]
+            target = to + c * bins + places[r]
+            output[target] += s0
+            if c + 1 < last:
+                output[target + bins] += s1
+            if c + 2 < last:
+                output[target + 2 * bins] += s2
+            if c + 3 < last:
+                output[target + 3 * bins] += s3
+
+
+@jit
+def scatter(given, read, first, last, image, plane, channels, channels_last, runs, taps, bins, share, grad):
+    """Add runs of taps, times the gradient of their bins, to channels [first, last) of the image at grad[image].
+
+    The gradients of the box begin at given[read] and are multiplied by `share`.
+    """
+    places, firsts, pixels, weights = taps
+    if channels_last:
+        for r in range(runs):
+            source = given[read + places[r] * channels + first :]
+            for t in range(firsts[r], firsts[r + 1]):
+                target, weight = grad[image + pixels[t] * channels + first :], weights[t] * share
+                for c in range(np.uint64(last - first)):
+                    target[c] += weight * source[c]
+        return
+    for c in range(first, last):
+        target, source = image + c * plane, read + c * bins
+        for r in range(runs):
+            value = given[source + places[r]] * share
+            for t in range(firsts[r], firsts[r + 1]):
+                grad[target + pixels[t]] += weights[t] * value

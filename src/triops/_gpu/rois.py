@@ -9,10 +9,13 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._check import strict
-from triops._rois import check_images
+from triops._gpu.arithmetic import as_mask, divide
+from triops._rois import FEW_SAMPLES, MOST_SAMPLES, check_images
 
 MOST_CHANNELS = 256  # of a program
 BINS = 64  # of a program, where lanes lie along bins
+FEW = tl.constexpr(FEW_SAMPLES)
+MOST = tl.constexpr(float(MOST_SAMPLES))
 
 
 def check_images_if_strict(operator, boxes, batch):
@@ -42,6 +45,59 @@ def image_of(boxes, roi, batch, FIELDS: tl.constexpr):
     image = tl.load(boxes + roi * FIELDS)
     valid = (image > -1) & (image < batch)
     return tl.where(valid, image, 0).to(tl.int64), valid
+
+
+@triton.jit
+def cut_box(boxes, roi, axis, scale, pooled, ratio, ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr):
+    """Start of a box (x1, y1, x2, y2) along an axis, length and samples of a bin, and whether the box is finite."""
+    offset: tl.constexpr = 0.5 if ALIGNED else 0.0
+    start = tl.load(boxes + roi * 5 + 1 + axis).to(REAL) * scale - offset
+    extent = (tl.load(boxes + roi * 5 + 3 + axis).to(REAL) * scale - offset) - start
+    finite = (tl.abs(start) < float("inf")) & (tl.abs(extent) < float("inf"))
+    start = tl.where(finite, start, 0.0)
+    extent = tl.where(finite, extent, 0.0)
+    if not ALIGNED:
+        extent = tl.maximum(extent, 1.0)
+    length, samples = bins_of(extent, pooled, ratio, ADAPTIVE)
+    return start, length, tl.where(finite, samples, 0), finite
+
+
+@triton.jit
+def bins_of(extent, pooled, ratio, ADAPTIVE: tl.constexpr):
+    """Length of a bin, and its samples along this axis."""
+    length = divide(extent, tl.cast(pooled, extent.dtype))
+    if ADAPTIVE:
+        samples = tl.minimum(tl.maximum(tl.ceil(length.to(tl.float32)), 0.0), MOST).to(tl.int32)
+    else:
+        samples = tl.cast(ratio, tl.int32)
+    return length, samples
+
+
+@triton.jit
+def samples_within(base, length, samples, low, high, ADAPTIVE: tl.constexpr):
+    """Samples [begin, end) of each bin, among which are all those from `low` to `high`."""
+    REAL: tl.constexpr = base.dtype
+    begin = tl.zeros(base.shape, tl.int32)
+    end = begin + samples
+    if ADAPTIVE:
+        count = samples.to(REAL)
+        step = length / tl.maximum(count, 1.0)  # about a pixel or more where there are many
+        first = tl.floor((low - base) / step - 0.5) - 1.0
+        last = tl.ceil((high - base) / step - 0.5) + 2.0
+        many = as_mask(samples > FEW, base)
+        first = tl.minimum(tl.maximum(tl.where(many, first, 0.0), 0.0), count)
+        last = tl.minimum(tl.maximum(tl.where(many, last, count), 0.0), count)
+        begin = first.to(tl.int32)
+        end = tl.maximum(begin, last.to(tl.int32))
+    return begin, end
+
+
+@triton.jit
+def sample_position(base, length, samples, sample):
+    """Where samples of bins lie that begin at `base`."""
+    REAL: tl.constexpr = base.dtype
+    along = (sample.to(REAL) + 0.5) * length
+    return base + divide(along, tl.zeros(base.shape, REAL) + tl.maximum(samples, 1).to(REAL))
 
 
 @triton.jit

@@ -12,6 +12,8 @@ from triops._dtypes import compute_dtype
 from triops._rois import HALVES, format_of
 from triops.ops.roi_align import roi_align_backward as _align_backward
 from triops.ops.roi_align import roi_align_forward as _align_forward
+from triops.ops.roi_align_rotated import riroi_align_rotated, roi_align_rotated
+from triops.ops.roi_align_rotated import roi_align_rotated_backward as _rotated_backward
 from triops.ops.roi_pool import roi_pool_backward as _pool_backward
 from triops.ops.roi_pool import roi_pool_forward as _pool_forward
 
@@ -63,6 +65,53 @@ def roi_pool_backward(
     grad_input += _pool_backward(grad_output, rois, argmax, batch, height, width, channels_last)
 
 
+def roi_align_rotated_forward(
+    input: Tensor, rois: Tensor, output: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float,
+    sampling_ratio: int, aligned: bool, clockwise: bool,
+) -> None:  # fmt: skip
+    rois = _fitting(rois, input)
+    output.copy_(
+        roi_align_rotated(
+            input, rois, (pooled_height, pooled_width), spatial_scale, sampling_ratio, bool(aligned), bool(clockwise)
+        )
+    )
+
+
+def roi_align_rotated_backward(
+    grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int, pooled_width: int,
+    spatial_scale: float, sampling_ratio: int, aligned: bool, clockwise: bool,
+) -> None:  # fmt: skip
+    """mmcv names the first three by keyword in another order than it takes them, and passes them by position."""
+    batch, _, height, width = grad_input.shape
+    grad_input += _rotated_backward(
+        grad_output, _fitting(rois, grad_output), batch, height, width, spatial_scale, sampling_ratio, bool(aligned),
+        bool(clockwise), 1, format_of(grad_input) == torch.channels_last,
+    )  # fmt: skip
+
+
+def riroi_align_rotated_forward(
+    features: Tensor, rois: Tensor, output: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float,
+    num_samples: int, num_orientations: int, clockwise: bool,
+) -> None:  # fmt: skip
+    rois = _fitting(rois, features)
+    output.copy_(
+        riroi_align_rotated(
+            features, rois, (pooled_height, pooled_width), spatial_scale, num_samples, num_orientations, bool(clockwise)
+        )
+    )
+
+
+def riroi_align_rotated_backward(
+    top_grad: Tensor, rois: Tensor, bottom_grad: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float,
+    num_samples: int, num_orientations: int, clockwise: bool,
+) -> None:  # fmt: skip
+    batch, _, height, width = bottom_grad.shape
+    bottom_grad += _rotated_backward(
+        top_grad, _fitting(rois, top_grad), batch, height, width, spatial_scale, num_samples, False, bool(clockwise),
+        num_orientations, format_of(bottom_grad) == torch.channels_last,
+    )  # fmt: skip
+
+
 def _fitting(rois: Tensor, features: Tensor) -> Tensor:
     """Autocast mixes dtypes; float32 boxes of half features stay as they are."""
     return rois if features.dtype in HALVES and rois.dtype == torch.float32 else rois.to(features.dtype)
@@ -70,5 +119,8 @@ def _fitting(rois: Tensor, features: Tensor) -> Tensor:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward)
-}
+    for function in (
+        roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward, roi_align_rotated_forward,
+        roi_align_rotated_backward, riroi_align_rotated_forward, riroi_align_rotated_backward,
+    )
+}  # fmt: skip

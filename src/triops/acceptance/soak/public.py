@@ -19,6 +19,12 @@ from triops.acceptance.soak.mutate import generator
 Values = tuple[Any, ...]
 
 UPDATES = {"batch_norm_act": ("running_mean", "running_var")}  # arguments that a function changes by design
+POOLING = {  # functions that take an `output_size`: their operator, and the places of their arguments in its own
+    "riroi_align_rotated": ("roi_align_rotated", (0, 1, 2, 3, 4, 7, 6)),
+    "roi_align": ("roi_align_forward", range(7)),
+    "roi_align_rotated": ("roi_align_rotated", range(7)),
+    "roi_pool": ("roi_pool_forward", range(4)),
+}
 NO_CALLS = ("reference_backend",)  # public functions that compute nothing
 
 
@@ -90,17 +96,11 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
     if name in ("nms3d", "nms3d_normal"):
         parameters = ["boxes", "scores", "iou_threshold"]
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)
-    if name == "roi_align":
-        parameters = ["input", "boxes", "output_size", "spatial_scale", "sampling_ratio", "aligned", "mode"]
+    if name in POOLING:
+        source, places = POOLING[name]
         return Public(
-            name, "roi_align_forward", "roi_align_forward", parameters,
-            lambda rng, a: (*a[:2], list(a[2:4]), *a[4:]), function,
-        )  # fmt: skip
-    if name == "roi_pool":
-        parameters = ["input", "boxes", "output_size", "spatial_scale"]
-        return Public(
-            name, "roi_pool_forward", "roi_pool_forward", parameters,
-            lambda rng, a: (*a[:2], list(a[2:4]), *a[4:]), function,
+            name, source, source, list(inspect.signature(function).parameters),
+            lambda rng, a: tuple((*a[:2], list(a[2:4]), *a[4:])[place] for place in places), function,
         )  # fmt: skip
     if name in ("roiaware_pool3d", "roiaware_pool3d_forward"):
         parameters = ["rois", "points", "features", "out_size", "max_points_per_voxel", "mode", "z_origin", "margin"]

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops._dtypes import compute_dtype
-from triops._rois import as_bins, as_boxes, check_bins, check_maps, check_sizes, empty_in_format, format_of
+from triops._rois import as_bins, as_boxes, check_bins, check_maps, check_ratio, check_sizes, empty_in_format, format_of
 from triops.ops.roi_align import reference
 
 MODES = ("avg", "max")
-MOST_RATIO = 1024
 
 
 def roi_align(
@@ -120,8 +119,7 @@ def _check_backward(
 
 def _check_rules(c: _check.Checker, spatial_scale: float, sampling_ratio: int, mode: str) -> None:
     c.finite("spatial_scale", spatial_scale)
-    if sampling_ratio > MOST_RATIO:
-        c.fail(f"sampling_ratio must be at most {MOST_RATIO}, got {sampling_ratio}")
+    check_ratio(c, "sampling_ratio", sampling_ratio)
     c.choice("mode", mode, MODES)
 
 

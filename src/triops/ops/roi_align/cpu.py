@@ -15,15 +15,14 @@ import torch
 
 from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
-from triops._cpu.rois import neighbors
+from triops._cpu.rois import cut_box, neighbors, samples_within
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops._rois import check_images, empty_in_format, format_of
-from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, empty_outputs
+from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 VALUES_PER_THREAD = 100_000  # channels times taps worth a thread
 BLOCK = 16  # channels per work item of the backward
-FEW = 8  # samples of a bin that are all visited, wherever they lie
 
 
 class Rules(NamedTuple):
@@ -94,37 +93,6 @@ def roi_align_backward(
 
 
 @jit
-def _cut(low, high, scale, aligned, pooled, ratio):
-    """Start of a box along an axis, length of a bin, samples of a bin, and whether the box is finite."""
-    real = scale.dtype.type
-    offset = real(0.5) if aligned else real(0)
-    start = low * scale[0] - offset
-    extent = (high * scale[0] - offset) - start
-    if not (np.isfinite(start) and np.isfinite(extent)):
-        return real(0), real(0), np.int64(0), False
-    if not aligned:
-        extent = max(extent, real(1))
-    length = extent / real(pooled)
-    samples = np.int64(ratio)
-    if ratio == 0:
-        wanted = np.ceil(np.float32(length))
-        samples = np.int64(min(max(wanted, np.float32(0)), np.float32(MOST_SAMPLES)))
-    return start, length, samples, True
-
-
-@jit
-def _range(base, length, samples, size, ratio):
-    """Samples [begin, end) of a bin, among which are all those on the map."""
-    if ratio > 0 or samples <= FEW:
-        return np.int64(0), samples
-    step = np.float64(length) / samples  # about a pixel or more
-    begin = np.floor((-1 - np.float64(base)) / step - 0.5) - 1
-    end = np.ceil((size - np.float64(base)) / step - 0.5) + 2
-    begin = np.int64(min(max(begin, 0.0), np.float64(samples)))
-    return begin, max(begin, np.int64(min(max(end, 0.0), np.float64(samples))))
-
-
-@jit
 def _find_taps(start, length, samples, pooled, size, ratio, firsts, pixels, weights):
     """Pixels and weights of each bin along an axis: those of bin p are [firsts[p], firsts[p + 1])."""
     real = weights.dtype.type
@@ -132,7 +100,7 @@ def _find_taps(start, length, samples, pooled, size, ratio, firsts, pixels, weig
     for p in range(pooled):
         firsts[p] = first = count
         base = start + real(p) * length
-        begin, end = _range(base, length, samples, size, ratio)
+        begin, end = samples_within(base, length, samples, -1, size, ratio)
         for i in range(begin, end):
             position = base + (real(i) + real(0.5)) * length / real(samples)
             on_map, low, high, part = neighbors(position, size, weights)
@@ -164,8 +132,8 @@ def _most_taps(pooled, size, ratio):
 def _box_taps(box, scale, rules, taps):
     """Fill the taps of a box along y and x -> the number of samples per bin, at least 1; 0 for a box off the map."""
     firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
-    y, length_y, samples_y, finite_y = _cut(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
-    x, length_x, samples_x, finite_x = _cut(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
+    y, length_y, samples_y, finite_y = cut_box(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
+    x, length_x, samples_x, finite_x = cut_box(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
     if not (finite_y and finite_x):
         return scale.dtype.type(0)
     _find_taps(y, length_y, samples_y, rules.rows, rules.height, rules.ratio, firsts_y, pixels_y, weights_y)
@@ -280,8 +248,8 @@ def _maximum(begin, end, input, boxes, scale, rules, output, argmax_y, argmax_x)
     step = 1 if rules.channels_last else bins
     for k in range(begin, end):
         box = boxes[k]
-        y0, length_y, samples_y, finite_y = _cut(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
-        x0, length_x, samples_x, finite_x = _cut(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
+        y0, length_y, samples_y, finite_y = cut_box(box[2], box[4], scale, rules.aligned, rules.rows, rules.ratio)
+        x0, length_x, samples_x, finite_x = cut_box(box[1], box[3], scale, rules.aligned, rules.columns, rules.ratio)
         image = np.int64(box[0]) * rules.channels * rules.height * rules.width
         for b in range(bins):
             to = (k * bins + b) * rules.channels if rules.channels_last else k * rules.channels * bins + b
@@ -291,8 +259,8 @@ def _maximum(begin, end, input, boxes, scale, rules, output, argmax_y, argmax_x)
                 continue
             base_y = y0 + real(b // rules.columns) * length_y
             base_x = x0 + real(b % rules.columns) * length_x
-            begin_y, end_y = _range(base_y, length_y, samples_y, rules.height, rules.ratio)
-            begin_x, end_x = _range(base_x, length_x, samples_x, rules.width, rules.ratio)
+            begin_y, end_y = samples_within(base_y, length_y, samples_y, -1, rules.height, rules.ratio)
+            begin_x, end_x = samples_within(base_x, length_x, samples_x, -1, rules.width, rules.ratio)
             if begin_y > 0 or begin_x > 0:
                 _compete_with_zero(output, argmax_y, argmax_x, place)
             for i in range(begin_y, end_y):

@@ -16,6 +16,7 @@ from triops._gpu.arithmetic import as_mask, divide, from_bits
 from triops._gpu.rois import (
     add_bilinear,
     check_images_if_strict,
+    cut_box,
     image_of,
     neighbors,
     output_offsets,
@@ -23,15 +24,15 @@ from triops._gpu.rois import (
     over_channels,
     plane_offsets,
     read_bilinear,
+    sample_position,
+    samples_within,
     tile_of,
     warps_of,
 )
 from triops._rois import empty_in_format, format_of
-from triops.ops.roi_align.reference import LOWEST, MOST_SAMPLES, NOWHERE, empty_outputs
+from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 NUMBERS = {2: 256, 4: 128, 8: 128}  # bins times channels of a program of one warp, by the bytes of an element
-FEW = tl.constexpr(8)  # samples of a bin that are all visited, wherever they lie
-MOST = tl.constexpr(float(MOST_SAMPLES))
 LEAST = tl.constexpr(LOWEST)
 OFF = tl.constexpr(NOWHERE)
 
@@ -89,60 +90,15 @@ def roi_align_backward(
 
 
 @triton.jit
-def _cut(boxes, roi, axis, scale, pooled, ratio, ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr):
-    """Start of a box along an axis, length of a bin, samples of a bin, and whether the box is finite."""
-    offset: tl.constexpr = 0.5 if ALIGNED else 0.0
-    start = tl.load(boxes + roi * 5 + 1 + axis).to(REAL) * scale - offset
-    extent = (tl.load(boxes + roi * 5 + 3 + axis).to(REAL) * scale - offset) - start
-    finite = (tl.abs(start) < float("inf")) & (tl.abs(extent) < float("inf"))
-    start = tl.where(finite, start, 0.0)
-    extent = tl.where(finite, extent, 0.0)
-    if not ALIGNED:
-        extent = tl.maximum(extent, 1.0)
-    length = divide(extent, tl.cast(pooled, REAL))
-    if ADAPTIVE:
-        samples = tl.minimum(tl.maximum(tl.ceil(length.to(tl.float32)), 0.0), MOST).to(tl.int32)
-    else:
-        samples = tl.cast(ratio, tl.int32)
-    return start, length, tl.where(finite, samples, 0), finite
-
-
-@triton.jit
-def _range(base, length, samples, size, ADAPTIVE: tl.constexpr):
-    """Samples [begin, end) of each bin, among which are all those on the map."""
-    REAL: tl.constexpr = base.dtype
-    begin = tl.zeros(base.shape, tl.int32)
-    end = begin + samples
-    if ADAPTIVE:
-        count = samples.to(REAL)
-        step = length / tl.maximum(count, 1.0)  # about a pixel or more where there are many
-        low = tl.floor((-1.0 - base) / step - 0.5) - 1.0
-        high = tl.ceil((tl.cast(size, REAL) - base) / step - 0.5) + 2.0
-        many = as_mask(samples > FEW, base)
-        low = tl.minimum(tl.maximum(tl.where(many, low, 0.0), 0.0), count)
-        high = tl.minimum(tl.maximum(tl.where(many, high, count), 0.0), count)
-        begin = low.to(tl.int32)
-        end = tl.maximum(begin, high.to(tl.int32))
-    return begin, end
-
-
-@triton.jit
-def _position(base, length, samples, sample):
-    REAL: tl.constexpr = base.dtype
-    along = (sample.to(REAL) + 0.5) * length
-    return base + divide(along, tl.zeros(base.shape, REAL) + tl.maximum(samples, 1).to(REAL))
-
-
-@triton.jit
 def _axis(
     boxes, roi, axis, place, bins, size, factor, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Of the bins at `place` along one axis of a map of `size` pixels: where they begin, length and samples of a bin,
     the first sample to visit and the one behind the last, and whether the box is finite."""
-    start, length, samples, finite = _cut(boxes, roi, axis, factor, bins, ratio, ADAPTIVE, ALIGNED, REAL)
+    start, length, samples, finite = cut_box(boxes, roi, axis, factor, bins, ratio, ADAPTIVE, ALIGNED, REAL)
     base = start + place.to(REAL) * length
-    begin, end = _range(base, length, samples, size, ADAPTIVE)
+    begin, end = samples_within(base, length, samples, -1.0, tl.cast(size, REAL), ADAPTIVE)
     return base, length, samples, begin, end, finite
 
 
@@ -183,13 +139,13 @@ def _forward_kernel(
     for i in range(steps_y):
         sample_y = begin_y + i
         within_y = sample_y < end_y
-        y = _position(base_y, length_y, samples_y, sample_y)
+        y = sample_position(base_y, length_y, samples_y, sample_y)
         on_y, low_y, high_y, part_y = neighbors(y, height)
         on_y = on_y & within_y
         for j in range(steps_x):
             sample_x = begin_x + j
             within_x = sample_x < end_x
-            x = _position(base_x, length_x, samples_x, sample_x)
+            x = sample_position(base_x, length_x, samples_x, sample_x)
             on_x, low_x, high_x, part_x = neighbors(x, width)
             on_map = on_y & on_x & within_x
             load = over_bins(on_map, CHANNELS_LAST) & valid
@@ -264,11 +220,11 @@ def _give_back(
         count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
         value = divide(value, tl.zeros(value.shape, REAL) + count)
         for i in range(steps_y):
-            y = _position(base_y, length_y, samples_y, begin_y + i)
+            y = sample_position(base_y, length_y, samples_y, begin_y + i)
             on_y, low_y, high_y, part_y = neighbors(y, height)
             on_y = on_y & (begin_y + i < end_y)
             for j in range(steps_x):
-                x = _position(base_x, length_x, samples_x, begin_x + j)
+                x = sample_position(base_x, length_x, samples_x, begin_x + j)
                 on_x, low_x, high_x, part_x = neighbors(x, width)
                 mask = over_bins(on_y & on_x & (begin_x + j < end_x), CHANNELS_LAST) & valid
                 add_bilinear(

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
-from triops._rois import check_boxes, empty_in_format, empty_like_format, images_of, neighbors
+from triops._rois import check_boxes, empty_in_format, empty_like_format, images_of, neighbors, samples_along
 
-MOST_SAMPLES = 2**20  # of a bin along an axis, where their number is adaptive
 LOWEST = torch.finfo(torch.float32).min  # the maximum of no samples, in every dtype
 NOWHERE = -2.0  # the position of a maximum that is no sample on the map
 
@@ -139,12 +138,8 @@ def axes(
 
 
 def _samples(start: Tensor, extent: Tensor, pooled: int, sampling_ratio: int, size: int) -> Axis:
-    length = extent / torch.full_like(extent, pooled)
-    samples = int(length.float().ceil().clamp(0, MOST_SAMPLES)) if sampling_ratio <= 0 else sampling_ratio
-    count = torch.full_like(extent, samples)
+    position, count = samples_along(start, extent, pooled, sampling_ratio)
     bins = torch.arange(pooled, device=start.device)
-    step = torch.arange(samples, device=start.device).to(start.dtype) + 0.5
-    position = (start + bins.to(start.dtype) * length)[:, None] + step * length / count
     on_map = (position >= -1) & (position <= size)
     # Samples further off the map than the first on each side change neither a mean nor a maximum nor its place.
     keep = on_map.clone()
