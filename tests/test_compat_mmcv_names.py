@@ -25,9 +25,7 @@ MISSING = [
     "furthest_point_sampling_forward", "furthest_point_sampling_with_dist_forward", "gather_points_backward",
     "gather_points_forward", "group_points_backward", "group_points_forward", "knn_forward",
     "modulated_deform_conv_backward", "modulated_deform_conv_forward", "points_in_polygons_forward",
-    "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward", "riroi_align_rotated_backward",
-    "riroi_align_rotated_forward", "roi_align_rotated_backward", "roi_align_rotated_forward", "roi_pool_backward",
-    "roi_pool_forward", "roipoint_pool3d_forward", "rotated_feature_align_backward", "rotated_feature_align_forward",
+    "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward", "roipoint_pool3d_forward",
     "stack_ball_query_forward", "stack_group_points_backward", "stack_group_points_forward",
     "three_interpolate_backward", "three_interpolate_forward", "three_nn_forward",
 ]  # fmt: skip

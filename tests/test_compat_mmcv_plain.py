@@ -13,6 +13,7 @@ from torch.nn import functional
 import triops.compat.mmcv
 from triops._plain import gradients, maps
 from triops._plain.carafe import carafe
+from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._plain.temporal_shift import temporal_shift
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -426,3 +427,42 @@ def test_regions_beyond_their_number_are_refused(ext):
         ext.contour_expand(torch.ones(2, 1, 2, dtype=torch.uint8), labels, 1, 3)
     with pytest.raises(ValueError, match="kernel_label must be at most 2"):
         ext.pixel_group(torch.ones(1, 2), labels > 0, torch.ones(1, 2, 3), labels, labels > 0, 3, 0.5)
+
+
+# rotated_feature_align
+
+
+def test_rotated_feature_align_adds_what_lies_under_centre_and_corners(ext):
+    ramp = torch.arange(30.0, dtype=torch.float64).view(1, 1, 5, 6)  # value 6 y + x
+    boxes = torch.tensor([4.0, 6.0, 4.0, 2.0, 0.0], dtype=torch.float64).expand(1, 5, 6, 5)  # y, x, w, h, angle
+    for points in (1, 5):
+        output = torch.ones_like(ramp)
+        ext.rotated_feature_align_forward(ramp, boxes, output, spatial_scale=0.5, points=points)
+        # centre (3, 2); on a ramp the corners around it add to four times its value
+        torch.testing.assert_close(output, ramp + points * (6 * 2 + 3))
+
+
+def test_rotated_feature_align_turns_the_corners_and_reads_nothing_off_the_map(ext):
+    features = drawn(1, 2, 5, 6)
+    boxes, output = torch.zeros(1, 5, 6, 5, dtype=torch.float64), torch.zeros_like(features)
+    boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 4] = 2, 3, 4, math.pi / 2
+    ext.rotated_feature_align_forward(features, boxes, output, spatial_scale=1.0, points=5)
+    column = features[:, :, :, 3]  # width turned into y: (3, 0) and (3, 4), twice each
+    expected = column[:, :, 2] + 2 * column[:, :, 0] + 2 * column[:, :, 4]
+    torch.testing.assert_close(output, features + expected[:, :, None, None])
+    for far in (-1.5, 7.0, math.nan, math.inf):
+        boxes[..., 1] = far
+        ext.rotated_feature_align_forward(features, boxes, output, spatial_scale=1.0, points=1)
+        assert torch.equal(output, features)
+
+
+@pytest.mark.parametrize("points", [1, 5])
+def test_rotated_feature_align_gives_its_gradient_to_the_features(ext, points):
+    features, boxes, grad = drawn(2, 3, 4, 5), drawn(2, 4, 5, 5, seed=1).abs() * 2, drawn(2, 3, 4, 5, seed=2)
+    assert gradcheck(lambda x: rotated_feature_align(x, boxes, 0.7, points), (features.requires_grad_(),))
+    (expected,) = torch.autograd.grad(rotated_feature_align(features, boxes, 0.7, points), features, grad)
+    got = torch.ones_like(features)
+    ext.rotated_feature_align_backward(grad, boxes, got, spatial_scale=0.7, points=points)
+    torch.testing.assert_close(got, 1 + expected)
+    with pytest.raises(ValueError, match="points must be 1 or 5, got 3"):
+        rotated_feature_align(features, boxes, 0.7, 3)

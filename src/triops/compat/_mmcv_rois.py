@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
+from triops._plain import gradients, wide
+from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._rois import HALVES, format_of
 from triops.ops.roi_align import roi_align_backward as _align_backward
 from triops.ops.roi_align import roi_align_forward as _align_forward
@@ -78,10 +80,11 @@ def roi_align_rotated_forward(
 
 
 def roi_align_rotated_backward(
-    grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int, pooled_width: int,
+    rois: Tensor, grad_input: Tensor, grad_output: Tensor, pooled_height: int, pooled_width: int,
     spatial_scale: float, sampling_ratio: int, aligned: bool, clockwise: bool,
 ) -> None:  # fmt: skip
-    """mmcv names the first three by keyword in another order than it takes them, and passes them by position."""
+    """mmcv takes (grad_output, rois, grad_input) and passes them by place; its binding names them like this."""
+    grad_output, rois, grad_input = rois, grad_input, grad_output
     batch, _, height, width = grad_input.shape
     grad_input += _rotated_backward(
         grad_output, _fitting(rois, grad_output), batch, height, width, spatial_scale, sampling_ratio, bool(aligned),
@@ -112,6 +115,22 @@ def riroi_align_rotated_backward(
     )  # fmt: skip
 
 
+def rotated_feature_align_forward(
+    features: Tensor, best_bboxes: Tensor, output: Tensor, spatial_scale: float, points: int
+) -> None:
+    output.copy_(rotated_feature_align(features.detach(), best_bboxes, spatial_scale, points))
+
+
+def rotated_feature_align_backward(
+    top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
+) -> None:
+    def aligned(features: Tensor) -> Tensor:
+        return rotated_feature_align(features, best_bboxes, spatial_scale, points)
+
+    # The features themselves play no part in their gradient.
+    bottom_grad += gradients(aligned, [wide(top_grad)], top_grad)[0].to(bottom_grad.dtype)
+
+
 def _fitting(rois: Tensor, features: Tensor) -> Tensor:
     """Autocast mixes dtypes; float32 boxes of half features stay as they are."""
     return rois if features.dtype in HALVES and rois.dtype == torch.float32 else rois.to(features.dtype)
@@ -122,5 +141,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward, roi_align_rotated_forward,
         roi_align_rotated_backward, riroi_align_rotated_forward, riroi_align_rotated_backward,
+        rotated_feature_align_forward, rotated_feature_align_backward,
     )
 }  # fmt: skip
