@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import triops
+from triops._dtypes import compute_dtype
 
 
 def furthest_point_sampling_forward(
@@ -68,7 +69,9 @@ def stack_group_points_backward(
 def three_interpolate_forward(
     points_tensor: Tensor, idx_tensor: Tensor, weight_tensor: Tensor, out_tensor: Tensor, b: int, c: int, m: int, n: int
 ) -> None:
-    out_tensor.copy_(triops.three_interpolate(points_tensor, idx_tensor, _fitting(weight_tensor, points_tensor)))
+    out_tensor.copy_(
+        triops.three_interpolate(points_tensor, idx_tensor, weight_tensor.to(compute_dtype(points_tensor.dtype)))
+    )
 
 
 def three_interpolate_backward(
@@ -77,7 +80,7 @@ def three_interpolate_backward(
 ) -> None:  # fmt: skip
     unread = grad_out_tensor.new_empty((1, 1, 1)).expand(b, c, m)
     grad_points_tensor += triops.three_interpolate_backward(
-        grad_out_tensor, unread, idx_tensor, _fitting(weight_tensor, grad_out_tensor), of_weights=False
+        grad_out_tensor, unread, idx_tensor, weight_tensor.to(compute_dtype(grad_out_tensor.dtype)), of_weights=False
     )[0]
 
 
@@ -87,12 +90,6 @@ def roipoint_pool3d_forward(
     pooled, empty = triops.roipoint_pool3d(xyz, pts_feature, boxes3d.to(xyz.dtype), pooled_features.shape[2])
     pooled_features.copy_(pooled)
     pooled_empty_flag.copy_(empty)
-
-
-def _fitting(weights: Tensor, features: Tensor) -> Tensor:
-    """Autocast mixes dtypes; float32 weights of half features stay as they are."""
-    half = features.dtype in (torch.float16, torch.bfloat16)
-    return weights if half and weights.dtype == torch.float32 else weights.to(features.dtype)
 
 
 def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
