@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import triops.compat.mmcv
+import triops.compat.pcdet
 
 LINE = torch.tensor([[0.0, 0, 0], [1, 0, 0], [2, 0, 0], [9, 0, 0]])
 
@@ -41,3 +42,28 @@ def test_knn_and_three_nn_fill_indices_and_squared_distances(ext: Any) -> None:
     indices, squares = torch.zeros(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3)
     ext.three_nn_forward(LINE[None, 3:].contiguous(), LINE[None, :3].contiguous(), squares, indices, b=1, n=1, m=3)
     assert (indices.tolist(), squares.tolist()) == ([[[2, 1, 0]]], [[[49, 64, 81]]])
+
+
+def test_the_batch_module_of_openpcdet_fills_indices_and_squared_distances() -> None:
+    module = triops.compat.pcdet.extension("pcdet.ops.pointnet2.pointnet2_batch.pointnet2_batch_cuda")
+    indices, squares = torch.zeros(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3)
+    module.ball_query_wrapper(1, 4, 1, 1.5, 3, LINE[None, 2:3].contiguous(), LINE[None], indices)
+    assert indices.tolist() == [[[1, 2, 1]]]
+    module.three_nn_wrapper(1, 1, 4, LINE[None, 3:].contiguous(), LINE[None], squares, indices)
+    assert (indices.tolist(), squares.tolist()) == ([[[3, 2, 1]]], [[[0, 49, 64]]])
+
+
+def test_the_stack_module_of_openpcdet_counts_balls_within_clouds_and_neighbors_over_all() -> None:
+    module = triops.compat.pcdet.extension("pcdet.ops.pointnet2.pointnet2_stack.pointnet2_stack_cuda")
+    counts, ones = torch.tensor([2, 2], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.int32)
+    centers = torch.tensor([[5.0, 0, 0], [8.5, 0, 0]])
+    indices, squares = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3)
+    module.ball_query_wrapper(2, 2, 1.0, 3, centers, ones, LINE, counts, indices)
+    assert indices.tolist() == [[-1, 0, 0], [1, 1, 1]]
+    module.three_nn_wrapper(centers, ones, LINE, counts, squares, indices)
+    assert indices.tolist() == [[1, 0, 0], [3, 2, 2]]
+    assert squares.tolist() == [[16, 25, float("inf")], [0.25, 42.25, float("inf")]]
+    voxels = torch.tensor([[[[0, 1, 2, -1, -1, -1, -1, -1, -1, 3]]]], dtype=torch.int32)
+    coords = torch.tensor([[0, 0, 0, 5], [0, 0, 0, 8]], dtype=torch.int32)
+    module.voxel_query_wrapper(2, 1, 1, 10, 3, 1.0, 0, 0, 1, centers, LINE, coords, voxels, indices)
+    assert indices.tolist() == [[-1, 0, 0], [3, 3, 3]]

@@ -29,6 +29,7 @@ from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 from triops.ops.three_interpolate import three_interpolate, three_interpolate_backward
+from triops.ops.voxel_query import voxel_query
 from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ __all__ = [
     "three_interpolate",
     "three_interpolate_backward",
     "three_nn",
+    "voxel_query",
     "voxelize",
     "voxelize_padded",
 ]

@@ -37,9 +37,13 @@ def stacked_ball_query(
         points, centers, radius, k, offsets=offsets, center_offsets=counts_to_offsets(center_counts)
     )
     begin = offsets[:-1].repeat_interleave(center_counts, output_size=centers.shape[0])
-    within = found - begin[:, None].int()
-    nothing = torch.where(torch.arange(k, device=found.device) == 0, -1, 0).int()
-    return torch.where(found < 0, nothing, within)
+    return marked_in_front(torch.where(found < 0, -1, found - begin[:, None].int()))
+
+
+def marked_in_front(indices: Tensor) -> Tensor:
+    """Rows of -1 as the stacked functions of mmcv and OpenPCDet write them: -1, 0, 0, ..."""
+    front = torch.arange(indices.shape[1], device=indices.device) == 0
+    return torch.where((indices < 0) & ~front, 0, indices)
 
 
 def knn_forward(
