@@ -24,7 +24,7 @@ from triops.ops.deform_conv2d.reference import Sizes, empty_gradients
 BLOCK = 64  # output pixels, whose columns and sums stay in cache
 WIDE = 64  # input channels of a weight gradient that are summed at a time
 LINES = 8  # output channels of it that share each vector loaded: with four, 70 % of the speed
-KEPT_BYTES = 4 << 20  # of gradients between the two passes
+KEPT_BYTES = 4 << 20  # of gradients between the two passes, per thread
 PRODUCTS = 2_000_000  # of two numbers, worth a thread
 NUMBERS = 200_000  # to transpose, worth a thread
 
@@ -46,9 +46,7 @@ def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
     return (out.permute(0, 3, 1, 2) if channels_last else out).to(input.dtype)
 
 
-def deform_conv2d_backward(
-    grad, input, offset, weight, mask, stride, padding, dilation, of_inputs, of_weight
-):  # fmt: skip
+def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, dilation, of_inputs, of_weight):
     sizes, real = Sizes.of(input, offset, weight), compute_dtype(input.dtype)
     grads = empty_gradients(input, offset, weight, mask, of_inputs, of_weight)
     if grad.numel() == 0 or input.numel() == 0:
@@ -59,31 +57,30 @@ def deform_conv2d_backward(
     plan, matrices = _plan(sizes, stride, padding, dilation), _matrices(weight, sizes, real)
     given = _rows(grad, real).reshape(-1, sizes.groups, sizes.outputs // sizes.groups)
     given = np.ascontiguousarray(given.swapaxes(0, 1))  # [groups, B * OH * OW, N / groups]
+    found = [*grads]
     if of_inputs:
-        found = _of_inputs(sizes, maps, moved, masks, given, _by_lanes(matrices.transpose(2, 3)), plan, real)
-        for target, source in zip(grads, found, strict=False):
-            if target.numel():
-                target.copy_(source.view(target.shape) if target is not grads[0] else source)
+        found[:3] = _of_inputs(sizes, maps, moved, masks, given, _by_lanes(matrices.swapaxes(2, 3)), plan, real)
+        if format_of(grads[0]) != torch.channels_last:
+            planes = _transposed(found[0], sizes.batch, sizes.height * sizes.width, sizes.channels)
+            found[0] = planes.view(input.shape)
+        else:
+            found[0] = found[0].view(sizes.batch, sizes.height, sizes.width, sizes.channels).permute(0, 3, 1, 2)
     if of_weight:
-        width = sizes.channels // sizes.groups
-        total = torch.empty((sizes.outputs, sizes.taps, width), dtype=real)
-        segment = _segment(sizes)
-        pieces = -(-segment // WIDE) * (sizes.channels // max(segment, 1)) * sizes.taps
-        work = max(sizes.batch * sizes.pixels * (sizes.outputs // sizes.groups) * min(segment, WIDE), 1)
-        run(
-            _weight_gradient, pieces, max(PRODUCTS // work, 1), maps, moved, masks, given, plan,
-            total.view(-1).numpy(),
-        )  # fmt: skip
-        grads[3].copy_(total.transpose(1, 2).reshape(weight.shape))
-    return grads
+        found[3] = _of_weight(sizes, maps, moved, masks, given, plan, real)
+    # What lies as it should is returned as it is: torch's threads, once awake, are in the way of the next kernel's.
+    for n, (target, source) in enumerate(zip(grads, found, strict=True)):
+        source = source.view(target.shape) if n else source
+        same = source.dtype == target.dtype and (source.stride() == target.stride() or target.numel() == 0)
+        found[n] = source if same else target.copy_(source)
+    return tuple(found)
 
 
 def _of_inputs(sizes, maps, moved, masks, given, matrices, plan, real):
-    """-> the gradients of input [B, C, H, W], offset and mask, of dtype `real`"""
+    """-> the gradients of input [B * H * W * C], offset and mask, flat and of dtype `real`"""
     blocks, grain = _blocks(sizes)
     padded = matrices.shape[1] * LANES
     numbers = sizes.taps * sizes.groups * BLOCK * padded  # kept per block
-    together = max(min(KEPT_BYTES // max(numbers * maps.itemsize, 1), blocks), 1)
+    together = max(min(torch.get_num_threads() * KEPT_BYTES // (numbers * maps.itemsize), blocks), 1)
     kept = torch.empty(together * numbers, dtype=real).numpy()
     grad_maps = zeros(sizes.batch * sizes.height * sizes.width * sizes.channels, dtype=real)
     grad_moved, grad_masks = torch.empty(moved.size, dtype=real), torch.empty(masks.size, dtype=real)
@@ -92,11 +89,21 @@ def _of_inputs(sizes, maps, moved, masks, given, matrices, plan, real):
         count = min(together, blocks - first)
         run(_columns_gradient, count, grain, first, maps, moved, masks, given, matrices, plan, kept,
             grad_moved.numpy(), grad_masks.numpy())  # fmt: skip
-        work = max(4 * count * sizes.taps * BLOCK * LANES, 1)
+        work = 4 * count * sizes.taps * BLOCK * LANES
         run(_maps_gradient, lines, max(PRODUCTS // work, 1), first, count, moved, masks, kept, padded, plan,
             grad_maps.numpy())  # fmt: skip
-    rows = grad_maps.view(sizes.batch, sizes.height, sizes.width, sizes.channels)
-    return rows.permute(0, 3, 1, 2), grad_moved, grad_masks
+    return grad_maps, grad_moved, grad_masks
+
+
+def _of_weight(sizes, maps, moved, masks, given, plan, real):
+    """-> the gradient of the weight [N, C / groups, taps], of dtype `real`"""
+    outputs, segment = sizes.outputs // sizes.groups, _segment(sizes)
+    total = torch.empty(sizes.outputs * sizes.taps * (sizes.channels // sizes.groups), dtype=real).numpy()
+    pieces = -(-segment // WIDE) * (sizes.channels // segment) * sizes.taps
+    work = sizes.batch * sizes.pixels * outputs * min(segment, WIDE)
+    run(_weight_gradient, pieces, max(PRODUCTS // work, 1), maps, moved, masks, given, plan, total)
+    lines = total.reshape(sizes.outputs, sizes.taps, -1).swapaxes(1, 2)
+    return torch.from_numpy(np.ascontiguousarray(lines))
 
 
 def _blocks(sizes):
@@ -125,41 +132,47 @@ def _samples(offset, mask, real):
 
 
 def _matrices(weight, sizes, real):
-    """The weight as [taps, groups, N / groups, C / groups]"""
+    """The weight as an array [taps, groups, N / groups, C / groups]"""
     shape = sizes.groups, sizes.outputs // sizes.groups, sizes.channels // sizes.groups, sizes.taps
-    return weight.detach().to(real).reshape(shape).permute(3, 0, 1, 2)
+    return as_numpy(weight.detach().to(real)).reshape(shape).transpose(3, 0, 1, 2)
 
 
 def _by_lanes(matrices):
     """matrices [taps, groups, M, K] -> [taps * groups, pieces of LANES of M, K, LANES], filled up with zeros"""
     taps, groups, lines, summed = matrices.shape
-    padded = torch.zeros((taps, groups, -(-lines // LANES) * LANES, summed), dtype=matrices.dtype)
-    padded[:, :, :lines] = matrices
-    return padded.view(taps * groups, -1, LANES, summed).transpose(2, 3).contiguous().numpy()
+    padded = np.zeros((taps, groups, summed, -(-lines // LANES) * LANES), matrices.dtype)
+    padded[..., :lines] = matrices.swapaxes(2, 3)
+    return np.ascontiguousarray(padded.reshape(taps * groups, summed, -1, LANES).swapaxes(1, 2))
 
 
 def _rows(maps, real):
     """maps [B, C, H, W] as an array [B * H * W, C] of dtype `real`: as they lie, where they lie so."""
     batch, channels, height, width = maps.shape
     maps = maps.detach().to(real)
-    if format_of(maps) == torch.channels_last or channels == 1:
+    if format_of(maps) == torch.channels_last:
         return as_numpy(maps.permute(0, 2, 3, 1)).reshape(-1, channels)
-    rows = torch.empty((batch * height * width, channels), dtype=real)
-    in_huge_pages(rows)
-    work = max(channels * LANES, 1)
-    run(_transpose_planes, batch * -(-(height * width) // LANES), max(NUMBERS // work, 1),
-        as_numpy(maps).reshape(-1), height * width, channels, rows.view(-1).numpy())  # fmt: skip
-    return rows.numpy()
+    return _transposed(maps.contiguous().view(-1), batch, channels, height * width).numpy().reshape(-1, channels)
+
+
+def _transposed(source, batch, lines, columns):
+    """[batch, lines, columns] -> [batch, columns, lines], flat"""
+    if lines == 1 or columns == 1:
+        return source
+    target = torch.empty_like(source)
+    in_huge_pages(target)
+    pieces = batch * -(-columns // LANES)
+    run(_transpose, pieces, max(NUMBERS // (lines * LANES), 1), source.numpy(), lines, columns, target.numpy())
+    return target
 
 
 @jit
-def _transpose_planes(begin, end, planes, pixels, channels, rows):
-    """Pieces of LANES pixels, counted through all images: planes [B, C, pixels] -> rows [B, pixels, C]"""
-    pieces = (pixels + LANES - 1) // LANES
+def _transpose(begin, end, source, lines, columns, target):
+    """Pieces of LANES columns, counted through all matrices."""
+    pieces = (columns + LANES - 1) // LANES
     for piece in range(begin, end):
-        image, first = piece // pieces * pixels * channels, piece % pieces * LANES
-        count = min(LANES, pixels - first)
-        transpose(channels, count, planes, image + first, pixels, rows, image + first * channels, channels)
+        matrix, first = piece // pieces * lines * columns, piece % pieces * LANES
+        count = min(LANES, columns - first)
+        transpose(lines, count, source, matrix + first, columns, target, matrix + first * lines, lines)
 
 
 @inline

@@ -31,20 +31,27 @@ PROGRAMS = 528  # of the weight gradient, at least, where there are so many tile
 
 
 class Config(NamedTuple):
-    """How a product is cut: pixels of a tile, its other side, numbers summed at a time, warps, pipeline stages."""
+    """How a product is cut: pixels of a tile, its other side, numbers summed at a time, warps, pipeline stages.
+
+    registers: how many a thread may have, 0 where the compiler decides.
+    """
 
     rows: int
     out: int
     inner: int
     warps: int
     stages: int
+    registers: int = 0
+
+    def options(self):
+        """Of a launch."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"STAGES": self.stages, "num_warps": self.warps, **limit}
 
 
 def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
     sizes = Sizes.of(input, offset, weight)
-    out = empty_like_format(
-        (sizes.batch, sizes.outputs, sizes.out_height, sizes.out_width), input.dtype, input
-    )  # fmt: skip
+    out = empty_like_format((sizes.batch, sizes.outputs, sizes.out_height, sizes.out_width), input.dtype, input)
     if out.numel() == 0:
         return out
     if input.numel() == 0:
@@ -60,20 +67,18 @@ def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
             *_numbers(sizes, stride, padding, dilation), *samples.steps, weights.numel() // max(parts, 1),
             **_constants(sizes, mask, maps, out), PARTS=parts, BIAS=bias is not None,
             CHANNELS_LAST=format_of(out) == torch.channels_last, ROWS=config.rows, BLOCK_OUT=config.out,
-            BLOCK_IN=config.inner, STAGES=config.stages, num_warps=config.warps,
+            BLOCK_IN=config.inner, **config.options(),
         )  # fmt: skip
 
     wide, narrow = _forward_configs(input.dtype, parts, _segment(sizes), sizes.outputs // sizes.groups)
     if wide != narrow:
-        key = "deform_conv2d", wide, _kind(sizes, maps, samples, bias, out)
+        key = "deform_conv2d", wide, parts, _kind(sizes, maps, samples, bias, out)
         _gpu.compile_once(key, lambda: (launch(wide), launch(narrow)))
     launch(narrow if sizes.batch * _gpu.cdiv(sizes.pixels, wide.rows) * sizes.groups < FEW else wide)
     return out
 
 
-def deform_conv2d_backward(
-    grad, input, offset, weight, mask, stride, padding, dilation, of_inputs, of_weight
-):  # fmt: skip
+def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, dilation, of_inputs, of_weight):
     sizes = Sizes.of(input, offset, weight)
     grads = empty_gradients(input, offset, weight, mask, of_inputs, of_weight)
     if grad.numel() == 0 or input.numel() == 0:
@@ -115,8 +120,7 @@ def _of_inputs(sizes, given, maps, samples, weight, numbers, constants, grads):
         grad_mask if grad_mask.numel() else grad_offset, tiles,
         *numbers, *samples.steps, *_steps(grad_offset), *_steps(grad_mask if grad_mask.numel() else grad_offset),
         given.numel() // max(parts, 1), weights.numel() // max(parts, 1),
-        **constants, ROWS=config.rows, BLOCK_IN=config.out, BLOCK_OUT=config.inner, STAGES=config.stages,
-        num_warps=config.warps,
+        **constants, ROWS=config.rows, BLOCK_IN=config.out, BLOCK_OUT=config.inner, **config.options(),
     )  # fmt: skip
     if not direct:
         grad_input.copy_(grad_maps.view(sizes.batch, sizes.height, sizes.width, -1).permute(0, 3, 1, 2))
@@ -137,8 +141,7 @@ def _of_weight(sizes, given, maps, samples, numbers, constants):
     _weight_kernel[(shares * each,)](
         given, maps, samples.offset, samples.mask, found, sizes.batch * tiles, tiles, share,
         *numbers, *samples.steps, given.numel() // max(constants["PARTS"], 1),
-        **constants, ROWS=config.rows, BLOCK_IN=config.out, BLOCK_OUT=config.inner, STAGES=config.stages,
-        num_warps=config.warps,
+        **constants, ROWS=config.rows, BLOCK_IN=config.out, BLOCK_OUT=config.inner, **config.options(),
     )  # fmt: skip
     return (found[0] if shares == 1 else found.sum(0)).transpose(1, 2)
 
@@ -288,16 +291,16 @@ def _place(
 
 
 @triton.jit
-def _corner(
-    inside, top, left, fy, fx, height, width, DOWN: tl.constexpr, RIGHT: tl.constexpr, LONG: tl.constexpr
-):  # fmt: skip
+def _corner(inside, top, left, fy, fx, height, width, down, right, LONG: tl.constexpr):
     """One of the four pixels. -> its number, -1 where there is none; the weights along y and x"""
-    row = top + DOWN
-    column = left + RIGHT
+    row = top + down
+    column = left + right
     exists = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     if LONG:
         row = row.to(tl.int64)
-    return tl.where(exists, row * width + column, -1), fy if DOWN else 1 - fy, fx if RIGHT else 1 - fx
+    wy = tl.where(down == 1, fy, 1 - fy)
+    wx = tl.where(right == 1, fx, 1 - fx)
+    return tl.where(exists, row * width + column, -1), wy, wx
 
 
 @triton.jit
@@ -533,21 +536,22 @@ def _inputs_kernel(
                 OUT, GROUPS * OUT, SEGMENT, PARTS, BLOCK_OUT, BLOCK_IN,
             )  # fmt: skip
         base = image * height * width * CHANNELS + first
-        for down in tl.static_range(2):
-            for right in tl.static_range(2):
-                pixel, wy, wx = _corner(inside, top, begin, fy, fx, height, width, down, right, LONG)
-                exists = pixel >= 0
-                on_map = on_map | exists
-                found = _load_rows(maps + base, pixel, exists, number, SEGMENT, CHANNELS, WHOLE).to(REAL)
-                dot = tl.where(exists, tl.sum(found * back, 1), 0.0)
-                along_mask += wy * wx * dot
-                along_y += (wx if down else -wx) * dot
-                along_x += (wy if right else -wy) * dot
-                covered = exists[:, None]
-                if not WHOLE:
-                    covered = covered & (number < SEGMENT)[None, :]
-                at = grad_maps + base + pixel[:, None] * CHANNELS + number[None, :]
-                tl.atomic_add(at, (wy * wx * factor)[:, None] * back, mask=covered, sem="relaxed")
+        for corner in range(4):  # not unrolled: its tiles would be in registers all at once
+            down = corner // 2
+            right = corner % 2
+            pixel, wy, wx = _corner(inside, top, begin, fy, fx, height, width, down, right, LONG)
+            exists = pixel >= 0
+            on_map = on_map | exists
+            found = _load_rows(maps + base, pixel, exists, number, SEGMENT, CHANNELS, WHOLE).to(REAL)
+            dot = tl.where(exists, tl.sum(found * back, 1), 0.0)
+            along_mask += wy * wx * dot
+            along_y += tl.where(down == 1, wx, -wx) * dot
+            along_x += tl.where(right == 1, wy, -wy) * dot
+            covered = exists[:, None]
+            if not WHOLE:
+                covered = covered & (number < SEGMENT)[None, :]
+            at = grad_maps + base + pixel[:, None] * CHANNELS + number[None, :]
+            tl.atomic_add(at, (wy * wx * factor)[:, None] * back, mask=covered, sem="relaxed")
     factor = tl.where(on_map, factor, 0.0)  # off the map nothing counts, not even a NaN
     channel = tl.cast(offset_group * TAPS + tap, tl.int64)
     to = grad_offset + image * (2 * OFFSET_GROUPS * TAPS) * pixels + long_row * grad_offset_step
