@@ -25,7 +25,8 @@ def called_from_python(module: ModuleType) -> Iterator[Dispatcher]:
     """Compiled functions whose names occur in the functions of a module that are not compiled."""
     for function in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(function, ast.FunctionDef) and not COMPILED & set(map(ast.unparse, function.decorator_list)):
-            for node in ast.walk(function):
+            in_python = {n.value for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr == "py_func"}
+            for node in set(ast.walk(function)) - in_python:
                 if isinstance(node, ast.Name) and isinstance(vars(module).get(node.id), Dispatcher):
                     yield vars(module)[node.id]
 

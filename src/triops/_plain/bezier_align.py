@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triops._plain import wide
-from triops._rois import images_of
+from triops._rois import check_boxes, images_of, neighbors
 
 MOST_SAMPLES = 1024  # of a bin along an axis, where their number is adaptive: more than any map has pixels
 
@@ -20,9 +20,10 @@ def bezier_align(
     A row of beziers: the image, four control points (x, y) of the upper curve from left to right, four of the lower
     curve from right to left. Bin (v, u) is centred at the point v of the way from the upper curve at u to the lower;
     it is as large as the larger of the curves' end to end distances divided by the bins, and read at a grid of
-    samples, whose mean it is. A sample more than one pixel off the map is 0. Rows of images that are not there, and
-    such that are not finite, give 0.
+    samples, whose mean it is. A sample more than one pixel off the map is 0. A row that is not finite gives 0; one
+    of an image that is not there raises IndexError on CPU and gives 0 on GPU.
     """
+    check_boxes("bezier_align", beziers, input.shape[0])
     image, valid = images_of(beziers, input.shape[0])
     valid = valid & beziers.isfinite().all(1)
     curves = torch.where(valid[:, None], beziers[:, 1:].to(wide(input).dtype), 0) * spatial_scale
@@ -63,12 +64,10 @@ def _curve(points: Tensor, u: Tensor) -> Tensor:
 
 def _bilinear(pixels: Tensor, first: Tensor, x: Tensor, y: Tensor, taken: Tensor, height: int, width: int) -> Tensor:
     """pixels [C, N * H * W], those of an image from `first` on, at (x, y) [K, PH, PW] -> [C, K, PH, PW]."""
-    taken = taken & (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
-    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-    top, left = y.detach().long(), x.detach().long()
-    down, right = y - top, x - left
+    in_rows, top, bottom, down = neighbors(y, height)
+    in_columns, left, right, along = neighbors(x, width)
     value = torch.zeros((), dtype=pixels.dtype, device=pixels.device)
-    for row, weight_y in ((top, 1 - down), ((top + 1).clamp(max=height - 1), down)):
-        for column, weight_x in ((left, 1 - right), ((left + 1).clamp(max=width - 1), right)):
+    for row, weight_y in ((top, 1 - down), (bottom, down)):
+        for column, weight_x in ((left, 1 - along), (right, along)):
             value = value + pixels[:, first + row * width + column] * (weight_y * weight_x)
-    return torch.where(taken, value, 0)
+    return torch.where(taken & in_rows & in_columns, value, 0)
