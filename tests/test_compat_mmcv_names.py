@@ -19,15 +19,8 @@ SIGNATURES = {line.partition("(")[0]: line.partition("(")[2].rstrip(")").split("
 
 # Those that may still raise NotImplementedError when they are called.
 MISSING = [
-    "ball_query_forward", "chamfer_distance_backward", "chamfer_distance_forward",
-    "deform_conv_backward_input", "deform_conv_backward_parameters", "deform_conv_forward",
-    "deform_roi_pool_backward", "deform_roi_pool_forward",
-    "furthest_point_sampling_forward", "furthest_point_sampling_with_dist_forward", "gather_points_backward",
-    "gather_points_forward", "group_points_backward", "group_points_forward", "knn_forward",
-    "modulated_deform_conv_backward", "modulated_deform_conv_forward", "points_in_polygons_forward",
-    "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward", "roipoint_pool3d_forward",
-    "stack_ball_query_forward", "stack_group_points_backward", "stack_group_points_forward",
-    "three_interpolate_backward", "three_interpolate_forward", "three_nn_forward",
+    "chamfer_distance_backward", "chamfer_distance_forward", "deform_roi_pool_backward", "deform_roi_pool_forward",
+    "points_in_polygons_forward", "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward",
 ]  # fmt: skip
 
 

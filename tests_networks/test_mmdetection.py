@@ -11,7 +11,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ import detectors
 from test_networks import DEVICE, reference_in_backward
 
 import triops
-from triops.compat.mmcv import FUNCTIONS
 
-SIZE = 96, 128  # height, width of an image
+SIZE = 96, 160  # height, width of an image
 MOST = {"num_layers": 2, "num_queries": 40, "num_dn_queries": 20, "nms_pre": 200, "max_per_img": 40, "num": 64}
 
 
@@ -36,7 +35,6 @@ MOST = {"num_layers": 2, "num_queries": 40, "num_dn_queries": 20, "nms_pre": 200
 class Network:
     config: str
     operators: set[str]  # what it cannot do without
-    names: set[str] = field(default_factory=set)  # of mmcv, that not every version of triops has
     masks: bool = False
 
 
@@ -46,14 +44,12 @@ NETWORKS = {
     ),
     "mask_rcnn_dcnv2": Network(
         "dcnv2/mask-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py",
-        {"roi_align_forward", "roi_align_backward", "nms"},
-        {"modulated_deform_conv_forward", "modulated_deform_conv_backward"},
+        {"deform_conv2d", "deform_conv2d_backward", "roi_align_forward", "roi_align_backward", "nms"},
         masks=True,
     ),
     "reppoints": Network(
         "reppoints/reppoints-moment_r50_fpn-gn_head-gn_1x_coco.py",
-        {"nms"},
-        {"deform_conv_forward", "deform_conv_backward_input", "deform_conv_backward_parameters"},
+        {"deform_conv2d", "deform_conv2d_backward", "nms"},
     ),
     "deformable_detr": Network(
         "deformable_detr/deformable-detr_r50_16xb2-50e_coco.py", {"ms_deform_attn", "ms_deform_attn_backward"}
@@ -163,9 +159,6 @@ def gradients(outcome: Outcome) -> dict[str, Tensor | None]:
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def name(request: pytest.FixtureRequest) -> str:
-    missing = NETWORKS[request.param].names - set(FUNCTIONS)
-    if missing:
-        pytest.skip(f"triops does not have {', '.join(sorted(missing))}")
     return str(request.param)
 
 
