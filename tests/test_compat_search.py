@@ -44,6 +44,13 @@ def test_knn_and_three_nn_fill_indices_and_squared_distances(ext: Any) -> None:
     assert (indices.tolist(), squares.tolist()) == ([[[2, 1, 0]]], [[[49, 64, 81]]])
 
 
+def test_points_in_polygons_fills_0_and_1(ext: Any) -> None:
+    output = torch.full((2, 1), 7.0)
+    square = torch.tensor([[0.0, 0, 2, 0, 2, 2, 0, 2]])
+    ext.points_in_polygons_forward(torch.tensor([[1.0, 1], [3, 1]]), square, output)
+    assert output.tolist() == [[1], [0]]
+
+
 def test_the_batch_module_of_openpcdet_fills_indices_and_squared_distances() -> None:
     module = triops.compat.pcdet.extension("pcdet.ops.pointnet2.pointnet2_batch.pointnet2_batch_cuda")
     indices, squares = torch.zeros(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3)

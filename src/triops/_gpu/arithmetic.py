@@ -18,6 +18,12 @@ def divide(a, b):
 
 
 @triton.jit
+def finite(x):
+    """Whether it is neither infinite nor NaN."""
+    return (x - x) == 0
+
+
+@triton.jit
 def from_bits(bits, REAL: tl.constexpr):
     """A float64 argument, passed as an integer by `bits_of`, in dtype REAL."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(REAL)

@@ -18,7 +18,7 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._gpu import bits_of, cdiv, next_power_of_2
-from triops._gpu.arithmetic import from_bits
+from triops._gpu.arithmetic import finite, from_bits
 
 CHUNK = 64  # points with one box
 GROUP = 128  # chunks with one box
@@ -135,12 +135,7 @@ def _load_point(rows, i, inside, REAL: tl.constexpr):
     x = tl.load(at, mask=inside, other=float("nan")).to(REAL)
     y = tl.load(at + 1, mask=inside, other=float("nan")).to(REAL)
     z = tl.load(at + 2, mask=inside, other=float("nan")).to(REAL)
-    return x, y, z, _finite(x) & _finite(y) & _finite(z)
-
-
-@triton.jit
-def _finite(x):
-    return (x - x) == 0
+    return x, y, z, finite(x) & finite(y) & finite(z)
 
 
 @triton.jit
@@ -325,8 +320,8 @@ def _search_kernel(
         begin = tl.load(offsets + cloud, mask=cloud < batch, other=0)
         end = tl.load(offsets + cloud + 1, mask=cloud < batch, other=0)
         base = tl.zeros_like(begin)
-    x, y, z, finite = _load_point(queries, q, q < total, REAL)
-    end = tl.where(finite, tl.minimum(end, count), begin)
+    x, y, z, valid_query = _load_point(queries, q, q < total, REAL)
+    end = tl.where(valid_query, tl.minimum(end, count), begin)
     near, far = from_bits(near_bits, REAL), from_bits(far_bits, REAL)
     near, far = near * near, far * far
 

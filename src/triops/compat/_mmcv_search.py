@@ -63,7 +63,13 @@ def three_nn_forward(
     idx_tensor.copy_(indices)
 
 
+def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor) -> None:
+    output.copy_(triops.points_in_polygons(points, polygons))
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (ball_query_forward, stack_ball_query_forward, knn_forward, three_nn_forward)
-}
+    for function in (
+        ball_query_forward, stack_ball_query_forward, knn_forward, three_nn_forward, points_in_polygons_forward,
+    )
+}  # fmt: skip
