@@ -96,7 +96,7 @@ def sparse(rows: int, channels: int, dtype: torch.dtype = torch.float64) -> Spar
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, also without one."""
-    monkeypatch.setattr(sparse_modules, "_is_fused", lambda norm, x: sparse_modules._is_own_training_norm(norm))
+    monkeypatch.setattr(sparse_modules, "_is_fused", lambda norm, x: sparse_modules._is_own_norm(norm))
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -119,6 +119,19 @@ def test_a_sequence_in_training_gives_what_its_modules_give(act: nn.Module, mome
         torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_a_sequence_in_evaluation_gives_what_its_modules_give(fused: None) -> None:
+    net = SparseSequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, track_running_stats=False)).double()
+    net(sparse(30, 4))
+    net.eval()
+    x = sparse(20, 4)
+    expected = x.features
+    for module in net.children():
+        expected = module(expected)
+    before = net.state_dict()["0.running_mean"].clone()
+    torch.testing.assert_close(net(x).features, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(net.state_dict()["0.running_mean"], before)
 
 
 def test_a_module_with_a_hook_is_called_itself(fused: None) -> None:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from triops.nn.sparse_tensor import SparseConvTensor, same_size
 from triops.ops.batch_norm_act import batch_norm_act
 
-# Whether a `SparseSequential` in training runs a BatchNorm1d and the activation behind it as one operator.
+# Whether a `SparseSequential` runs a BatchNorm1d and the activation behind it as one operator, on a GPU.
 fused_norm = True
 
 # Kinds of input that the kernels of a `SparseSequential` were compiled for.
@@ -55,7 +55,7 @@ class SparseSequential(SparseModule):
 
     Takes modules, one OrderedDict of modules, or named modules; a name is part of the names of the parameters.
 
-    In training on a GPU a BatchNorm1d and the ReLU, LeakyReLU, GELU (exact), SiLU or Sigmoid behind it are one
+    On a GPU a BatchNorm1d and the ReLU, LeakyReLU, GELU (exact), SiLU or Sigmoid behind it are one
     operator, `triops.batch_norm_act`, unless either has hooks. Anywhere, rows behind the `active` ones of a capacity do
     not count in a batch's statistics. `triops.nn.sparse_modules.fused_norm = False` turns that off.
 
@@ -133,18 +133,23 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _is_fused(module: nn.Module, input: SparseConvTensor) -> bool:
     """On a CPU torch's own modules are as quick, where all rows count."""
-    wanted = fused_norm and (input.active is not None or not input.features.is_cpu)
-    return wanted and _is_own_training_norm(module)
+    if not fused_norm or not _is_own_norm(module):
+        return False
+    return not input.features.is_cpu or (input.active is not None and _by_batch(module))
 
 
-def _is_own_training_norm(module: nn.Module) -> bool:
-    """Whether `batch_norm_act` does what this module does: a plain batch norm by the statistics of its batch."""
+def _is_own_norm(module: nn.Module) -> bool:
+    """Whether `batch_norm_act` does what this module does: a plain batch norm."""
     return (
         type(module) in (nn.BatchNorm1d, SparseBatchNorm)
-        and (module.training or module.running_mean is None)
         and not _has_hooks(module)
         and not (torch.compiler.is_compiling() and module.momentum is None)  # which looks at a number on the device
     )
+
+
+def _by_batch(norm: Any) -> bool:
+    """Whether a batch norm takes the statistics of its batch."""
+    return norm.training or norm.running_mean is None
 
 
 def _activation_of(module: nn.Module | None) -> tuple[str, float] | None:
@@ -157,13 +162,13 @@ def _activation_of(module: nn.Module | None) -> tuple[str, float] | None:
 
 def _norm_rows(norm: Any, input: SparseConvTensor, activation: str = "none", alpha: float = 0.0) -> Tensor:
     """`activation(norm(features))` over the rows that count."""
-    momentum, tracked = norm.momentum, norm.training and norm.running_mean is not None
-    if tracked:
+    momentum = norm.momentum
+    if norm.training and norm.running_mean is not None:
         norm.num_batches_tracked.add_(1)
         momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
     return batch_norm_act(
-        input.features, norm.running_mean if tracked else None, norm.running_var if tracked else None,
-        norm.weight, norm.bias, True, momentum or 0.0, norm.eps, activation, alpha, input.active,
+        input.features, norm.running_mean, norm.running_var, norm.weight, norm.bias, _by_batch(norm), momentum or 0.0,
+        norm.eps, activation, alpha, input.active,
     )  # fmt: skip
 
 
@@ -207,7 +212,7 @@ class SparseBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Any) -> Any:
         if isinstance(input, SparseConvTensor):
-            if input.active is not None and _is_own_training_norm(self):
+            if input.active is not None and _by_batch(self) and _is_own_norm(self):
                 return input.replace_feature(_norm_rows(self, input))
             return input.replace_feature(self.forward(input.features))
         return _batch_norm(self, input) if torch.compiler.is_compiling() else super().forward(input)

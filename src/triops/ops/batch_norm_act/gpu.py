@@ -1,4 +1,5 @@
-"""batch_norm_act on GPU: partial results of fixed blocks of rows, one program that joins them, and one pass over rows.
+"""batch_norm_act on GPU: partial results of fixed blocks of rows, one program that joins them, and one pass over rows,
+which is all where statistics are known.
 
 A block's mean and its squared deviations from it are merged with those before (Chan's formula), so that a large mean
 takes no digits from the variance, and every run gives the same bits.
@@ -41,17 +42,16 @@ def batch_norm_act(
                 features, _or(active, parts), parts, rows, length, channels,
                 COUNTED=active is not None, ROWS=PART_ROWS, CHANNELS=block, num_warps=4,
             )  # fmt: skip
-    known = running_mean is not None and running_var is not None
-    _join_moments_kernel[(across,)](
-        parts, _or(active, parts), _or(running_mean, parts), _or(running_var, parts), statistics,
-        running if training else statistics, rows, part, length, channels, _gpu.bits_of(share), _gpu.bits_of(eps),
-        TRAINING=training, COUNTED=active is not None, KNOWN=known, JOINED=JOINED, CHANNELS=block, num_warps=4,
-    )  # fmt: skip
-    if rows > 0:
-        _apply_kernel[(_gpu.cdiv(rows, PART_ROWS) * across,)](
-            features, _or(weight, parts), _or(bias, parts), statistics, _or(active, parts), out, rows, channels,
-            _gpu.bits_of(alpha),
-            WEIGHT=weight is not None, BIAS=bias is not None, COUNTED=active is not None,
+        _join_moments_kernel[(across,)](
+            parts, _or(active, parts), _or(running_mean, parts), _or(running_var, parts), statistics, running, rows,
+            part, length, channels, _gpu.bits_of(share), _gpu.bits_of(eps),
+            COUNTED=active is not None, KNOWN=running_mean is not None, JOINED=JOINED, CHANNELS=block, num_warps=4,
+        )  # fmt: skip
+    if rows > 0 or not training:
+        _apply_kernel[(max(_gpu.cdiv(rows, PART_ROWS), 1) * across,)](
+            features, _or(weight, parts), _or(bias, parts), _or(running_mean, parts), _or(running_var, parts),
+            statistics, _or(active, parts), out, rows, channels, _gpu.bits_of(alpha), _gpu.bits_of(eps),
+            KNOWN=not training, WEIGHT=weight is not None, BIAS=bias is not None, COUNTED=active is not None,
             ACTIVATION=ACTIVATIONS.index(activation), ROWS=PART_ROWS, CHANNELS=block, num_warps=4,
         )  # fmt: skip
     return out, statistics, running
@@ -146,54 +146,48 @@ def _moments_kernel(
 def _join_moments_kernel(
     parts, active, running_mean, running_var, statistics, running, rows, count, length, channels,
     share_bits: tl.int64, eps_bits: tl.int64,
-    TRAINING: tl.constexpr, COUNTED: tl.constexpr, KNOWN: tl.constexpr, JOINED: tl.constexpr, CHANNELS: tl.constexpr,
+    COUNTED: tl.constexpr, KNOWN: tl.constexpr, JOINED: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = statistics.dtype.element_ty
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < channels
-    if TRAINING:
-        counted = _rows_that_count(active, rows, COUNTED)
-        total = tl.maximum(counted, 1).to(REAL)
-        mean = tl.zeros((CHANNELS,), REAL)
-        for begin in range(0, count, JOINED):
-            part = begin + tl.arange(0, JOINED)
-            size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
-            at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
-            mask = (part < count)[:, None] & exists[None, :]
-            mean += tl.sum(tl.load(at, mask, 0.0) * (size / total)[:, None], 0)
-        squares = tl.zeros((CHANNELS,), REAL)
-        for begin in range(0, count, JOINED):
-            part = begin + tl.arange(0, JOINED)
-            size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
-            at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
-            mask = (part < count)[:, None] & exists[None, :]
-            apart = tl.where(mask, tl.load(at, mask, 0.0) - mean[None, :], 0.0)
-            squares += tl.sum(tl.load(at + channels, mask, 0.0) + apart * apart * size[:, None], 0)
-        variance = squares / total
-        unbiased = squares / tl.maximum(counted - 1, 1).to(REAL)
-        new_mean, new_var = mean, unbiased
-        if KNOWN:
-            before_mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
-            before_var = tl.load(running_var + channel, exists, 0.0).to(REAL)
-            share = from_bits(share_bits, REAL) * tl.minimum(counted, 1).to(REAL)
-            new_mean = before_mean + (mean - before_mean) * share
-            new_var = before_var + (unbiased - before_var) * share
-        tl.store(running + channel, new_mean, exists)
-        tl.store(running + channels + channel, new_var, exists)
-    else:
-        mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
-        variance = tl.load(running_var + channel, exists, 0.0).to(REAL)
+    counted = _rows_that_count(active, rows, COUNTED)
+    total = tl.maximum(counted, 1).to(REAL)
+    mean = tl.zeros((CHANNELS,), REAL)
+    for begin in range(0, count, JOINED):
+        part = begin + tl.arange(0, JOINED)
+        size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
+        at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
+        mask = (part < count)[:, None] & exists[None, :]
+        mean += tl.sum(tl.load(at, mask, 0.0) * (size / total)[:, None], 0)
+    squares = tl.zeros((CHANNELS,), REAL)
+    for begin in range(0, count, JOINED):
+        part = begin + tl.arange(0, JOINED)
+        size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
+        at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
+        mask = (part < count)[:, None] & exists[None, :]
+        apart = tl.where(mask, tl.load(at, mask, 0.0) - mean[None, :], 0.0)
+        squares += tl.sum(tl.load(at + channels, mask, 0.0) + apart * apart * size[:, None], 0)
+    variance = squares / total
+    unbiased = squares / tl.maximum(counted - 1, 1).to(REAL)
+    new_mean, new_var = mean, unbiased
+    if KNOWN:
+        before_mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
+        before_var = tl.load(running_var + channel, exists, 0.0).to(REAL)
+        share = from_bits(share_bits, REAL) * tl.minimum(counted, 1).to(REAL)
+        new_mean = before_mean + (mean - before_mean) * share
+        new_var = before_var + (unbiased - before_var) * share
+    tl.store(running + channel, new_mean, exists)
+    tl.store(running + channels + channel, new_var, exists)
     tl.store(statistics + channel, mean, exists)
     tl.store(statistics + channels + channel, 1.0 / tl.sqrt(variance + from_bits(eps_bits, REAL)), exists)
 
 
 @triton.jit
-def _normal(features, weight, bias, statistics, at, mask, channel, channels, exists, WEIGHT: tl.constexpr,
+def _normal(features, weight, bias, mean, inverse, at, mask, channel, exists, WEIGHT: tl.constexpr,
             BIAS: tl.constexpr):  # fmt: skip
     """-> normalised rows, and times the weight plus the bias; 1 / deviation times the weight [CHANNELS]"""
-    REAL: tl.constexpr = statistics.dtype.element_ty
-    mean = tl.load(statistics + channel, exists, 0.0)
-    inverse = tl.load(statistics + channels + channel, exists, 0.0)
+    REAL: tl.constexpr = mean.dtype
     normal = (tl.load(features + at, mask, 0.0).to(REAL) - mean[None, :]) * inverse[None, :]
     z = normal
     if WEIGHT:
@@ -207,16 +201,28 @@ def _normal(features, weight, bias, statistics, at, mask, channel, channels, exi
 
 @_gpu.kernel(specialize=("channels",))
 def _apply_kernel(
-    features, weight, bias, statistics, active, out, rows, channels, alpha_bits: tl.int64,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr, ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    features, weight, bias, running_mean, running_var, statistics, active, out, rows, channels, alpha_bits: tl.int64,
+    eps_bits: tl.int64,
+    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     _, first, channel, exists = _place(ROWS, channels, ROWS, CHANNELS)
     row = first + tl.arange(0, ROWS)
     inside = (row < rows)[:, None] & exists[None, :]
     counted = (row < _rows_that_count(active, rows, COUNTED))[:, None] & exists[None, :]
     at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    _, z, _ = _normal(features, weight, bias, statistics, at, counted, channel, channels, exists, WEIGHT, BIAS)
+    if KNOWN:  # the running statistics are those to use: the first program of each channel passes them on
+        REAL: tl.constexpr = statistics.dtype.element_ty
+        mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
+        variance = tl.load(running_var + channel, exists, 0.0).to(REAL)
+        inverse = 1.0 / tl.sqrt(variance + from_bits(eps_bits, REAL))
+        if first == 0:
+            tl.store(statistics + channel, mean, exists)
+            tl.store(statistics + channels + channel, inverse, exists)
+    else:
+        mean = tl.load(statistics + channel, exists, 0.0)
+        inverse = tl.load(statistics + channels + channel, exists, 0.0)
+    _, z, _ = _normal(features, weight, bias, mean, inverse, at, counted, channel, exists, WEIGHT, BIAS)
     value = activate(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
     tl.store(out + at, tl.where(counted, value, 0.0).to(out.dtype.element_ty), inside)
 
@@ -225,7 +231,9 @@ def _apply_kernel(
 def _outer(grad, features, weight, bias, statistics, at, mask, channel, channels, exists, alpha_bits,
            WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr):  # fmt: skip
     """-> normalised rows, the gradient behind the activation, and 1 / deviation times the weight"""
-    normal, z, inverse = _normal(features, weight, bias, statistics, at, mask, channel, channels, exists, WEIGHT, BIAS)
+    mean = tl.load(statistics + channel, exists, 0.0)
+    inverse = tl.load(statistics + channels + channel, exists, 0.0)
+    normal, z, inverse = _normal(features, weight, bias, mean, inverse, at, mask, channel, exists, WEIGHT, BIAS)
     outer = tl.load(grad + at, mask, 0.0).to(z.dtype) * slope(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
     return tl.where(mask, normal, 0.0), tl.where(mask, outer, 0.0), inverse
 
