@@ -7,7 +7,7 @@ NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check
 RAY := .venv-ray/bin/python -m pip install --disable-pip-version-check --progress-bar on \
 	-c constraints.txt -c tests_ray/constraints.txt
 
-.PHONY: demo test test-networks test-ray test-versions lint warmup soak sanitize clean
+.PHONY: demo test test-networks test-ray test-versions lint docs docs-serve warmup soak sanitize clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -44,8 +44,16 @@ sanitize: .venv/.test
 test-versions:
 	$(PYTHON) tests_versions/run.py $(VERSIONS)
 
+# The documentation site, into site/. Strict: a link or an anchor that leads nowhere is an error.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "site/index.html"
+
+docs-serve: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
+
 clean:
-	rm -rf .venv .venv-networks .venv-ray .venv-versions
+	rm -rf .venv .venv-docs .venv-networks .venv-ray .venv-versions site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'
@@ -67,6 +75,14 @@ clean:
 	@echo "Installing into .venv-networks (a few minutes the first time)"
 	$(NETWORKS) -e '.[mmdet3d]' pytest hypothesis rich
 	$(NETWORKS) --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh
+	@touch $@
+
+# The packages of the extra [docs], without triops and torch: docstrings are read, nothing is imported.
+.venv-docs/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "the site needs Python 3.11 or newer"'
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
+		mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 .venv-ray/.installed: pyproject.toml constraints.txt tests_ray/constraints.txt

@@ -1,4 +1,4 @@
-"""Write docs/results.md from benchmarks/results/*.json.
+"""Write docs/results.md and its chart from benchmarks/results/*.json.
 
     python benchmarks/results_page.py [--check]
 
@@ -8,17 +8,32 @@ With --check nothing is written; the exit status is 1 when the page is stale.
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+CHART = ROOT / "docs" / "images" / "results.svg"
 
 HEAD = """# Measured results
 
-Generated from `benchmarks/results/*.json` by `python benchmarks/results_page.py`; do not edit.
-Numbers of other machines are welcome: see [how they are taken](acceptance.md#performance).
+How fast each operator is, against whom, and where it misses what this library holds itself to. First one table of
+everything, then every case. Numbers of other machines are welcome: see [how they are taken](acceptance.md#performance).
+
+<!-- Generated from benchmarks/results/*.json by `python benchmarks/results_page.py`; do not edit. -->
+"""
+
+SUMMARY_WORDS = """
+**ratio**: how many times longer the other takes; the median over the cases, and the lowest and highest. **misses**:
+cases that do not reach their bar, of those that have one. "plain torch": the reference of triops on the
+same device. On a GPU times are of plain calls, host work included.
+
+![Median ratios on a logarithmic scale, without those against plain torch](images/results.svg)
 """
 
 GPU_WORDS = """
@@ -48,11 +63,93 @@ library take, host work included; the rest is torch and mmdetection3d.
 """
 
 
+class Row(NamedTuple):
+    """A line of the summary."""
+
+    operator: str
+    machine: str
+    against: str
+    ratios: list[float]
+    misses: int
+    bars: int
+
+
+def read() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def rows() -> list[Row]:
+    """The summary: one line per operator, machine and peer."""
+    groups: dict[tuple[str, str, str], list[tuple[float, int | None]]] = {}
+    for file in read():
+        for case in file.get("cases", []):
+            for against, ratio, missed in _ratios(case, _is_gpu(file)):
+                groups.setdefault((case["operator"], file["machine"], against), []).append((ratio, missed))
+    return [
+        Row(*key, [ratio for ratio, _ in found], sum(m or 0 for _, m in found), sum(m is not None for _, m in found))
+        for key, found in sorted(groups.items())
+    ]
+
+
+def _ratios(case: dict[str, Any], gpu: bool) -> Iterator[tuple[str, float, int | None]]:
+    """(against whom, ratio, whether the bar was missed or None without one) of a case."""
+    if not gpu:
+        if case.get("ratio"):
+            yield case.get("against", ""), case["ratio"], int(_under(case)) if case.get("must_ratio") else None
+        return
+    time = case.get("eager_us") or case.get("graph_us")  # the others' times are of plain calls
+    if case.get("reference_us"):
+        bar = case.get("must_us") or case.get("eager_must_us")
+        missed = _over(case) or _over(case, "eager_us", "eager_must_us")
+        yield "plain torch", case["reference_us"] / time, int(missed) if bar else None
+    if case.get("peer_us"):
+        yield str(case["peer"]), case["peer_us"] / time, None
+
+
+def _summary() -> str:
+    lines = ["| operator | machine | against | ratio | misses |", "| --- | --- | --- | ---: | ---: |"]
+    for row in rows():
+        low, high = (f"{_number(value)}x" for value in (min(row.ratios), max(row.ratios)))
+        span = f" ({low} to {high})" if len(row.ratios) > 1 else ""
+        misses = f"{row.misses} of {row.bars}" if row.bars else ""
+        ratio = f"{_number(median(row.ratios))}x{span}"
+        lines.append(f"| {row.operator} | {row.machine} | {_cell(row.against)} | {ratio} | {misses} |")
+    return "\n## Summary\n" + SUMMARY_WORDS + "\n" + "\n".join(lines) + "\n"
+
+
+def chart() -> str:
+    """An SVG of the median ratios against others than plain torch, longest first."""
+    found = sorted((row for row in rows() if row.against != "plain torch"), key=lambda row: -median(row.ratios))
+    left, right, line = 230, 830, 20
+    most = math.ceil(math.log10(max(median(row.ratios) for row in found)))
+    scale = (right - left) / most
+
+    def at(ratio: float) -> float:
+        return left + scale * max(math.log10(ratio), 0)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {line * len(found) + 40}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="1000" height="{line * len(found) + 40}" fill="white"/>',
+    ]
+    for power in range(most + 1):
+        x = f"{left + scale * power:.0f}"
+        parts.append(f'<line x1="{x}" x2="{x}" y1="24" y2="{line * len(found) + 30}" stroke="#ccc"/>')
+        parts.append(f'<text x="{x}" y="16" text-anchor="middle" fill="#555">{10**power:,}x</text>')
+    for number, row in enumerate(found):
+        y, end = 30 + line * number, at(median(row.ratios))
+        against = row.against if len(row.against) <= 30 else row.against[:28] + "..."
+        parts.append(f'<rect x="{left}" y="{y}" width="{end - left:.0f}" height="14" fill="#3f51b5"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{escape(row.operator)}</text>')
+        parts.append(f'<text x="{end + 5:.0f}" y="{y + 11}" fill="#555" font-size="10">{escape(against)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
 def page() -> str:
     """The whole page."""
-    every = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    every = read()
     files = [file for file in every if "cases" in file]
-    parts = [HEAD]
+    parts = [HEAD, _summary()]
     for machine in dict.fromkeys(f["machine"] for f in files if _is_gpu(f)):
         parts += [f"\n## {machine}\n{GPU_WORDS}", *(_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f))]
     for machine in dict.fromkeys(f["machine"] for f in files if not _is_gpu(f)):
@@ -62,7 +159,7 @@ def page() -> str:
         ]
     for file in every:
         if "threads" in file and "cases" not in file and "networks" not in file:
-            parts += [f"\n## A second thread\n{THREAD_WORDS}", _threads(file)]
+            parts += [f"\n## A second thread\n{THREAD_WORDS}", _folded("All operators", _threads(file))]
     networks = [file for file in every if "networks" in file]
     if networks:
         parts += [f"\n## Whole networks\n{NETWORK_WORDS}", *(_networks(file) for file in networks)]
@@ -159,9 +256,14 @@ def _tables(file: dict[str, Any], columns: dict[str, Any]) -> str:
         for i, case in enumerate(cases):
             values = " | ".join(column[i] for column in cells.values())
             lines.append(f"| {_cell(case['case'])} | {case.get('dtype', '')} | {values} |")
-        parts.append(f"\n### {operator}\n\n" + "\n".join(lines) + "\n")
+        parts.append(_folded(operator, "\n" + "\n".join(lines) + "\n"))
     notes = [f"{file['date']}, {versions}.", *(f"{file[key]}." for key in ("timer", "note") if file.get(key))]
     return "".join(parts) + f"\n<small>{' '.join(_sentence(n) for n in notes)}</small>\n"
+
+
+def _folded(title: str, text: str) -> str:
+    """Text that opens at a click, on the site and on code hosts alike."""
+    return f'\n<details markdown="1"><summary>{title}</summary>\n{text}\n</details>\n'
 
 
 def _sentence(text: str) -> str:
@@ -183,14 +285,16 @@ def _number(value: float | None) -> str:
 
 
 def main() -> int:
-    fresh = page()
-    if "--check" in sys.argv[1:]:
-        stale = not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != fresh
-        print(f"{PAGE.name} is {'stale: run python benchmarks/results_page.py' if stale else 'up to date'}")
-        return int(stale)
-    PAGE.write_text(fresh, encoding="utf-8")
-    print(f"wrote {PAGE}")
-    return 0
+    stale = False
+    for path, fresh in ((PAGE, page()), (CHART, chart())):
+        old = path.is_file() and path.read_text(encoding="utf-8") == fresh
+        if "--check" in sys.argv[1:]:
+            stale |= not old
+            print(f"{path.name} is {'up to date' if old else 'stale: run python benchmarks/results_page.py'}")
+        else:
+            path.write_text(fresh, encoding="utf-8")
+            print(f"wrote {path}")
+    return int(stale)
 
 
 if __name__ == "__main__":
