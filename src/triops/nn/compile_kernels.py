@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from triops import _compiling
+from triops._dtypes import autocast, compute_dtype
 from triops.nn._window import Window
+from triops.nn.sparse_conv import SparseConvolution
+from triops.nn.sparse_modules import SparseSequential, ToDense
 from triops.nn.sparse_tensor import SparseConvTensor
-
-if TYPE_CHECKING:
-    from triops.nn.sparse_conv import SparseConvolution
+from triops.ops.batch_norm_act import batch_norm_act
+from triops.ops.sparse_conv import features_gradient, weight_gradient
 
 
 def compile_kernels(network: nn.Module, input: SparseConvTensor, backward: bool = False) -> int:
@@ -20,7 +23,7 @@ def compile_kernels(network: nn.Module, input: SparseConvTensor, backward: bool 
     A kernel is compiled when it is first launched, and a network has dozens: one after the other they take 10 to 20
     seconds, on all cores a quarter of that. `SparseSequential` calls this by itself, the first time that it gets a
     tensor of a dtype on a GPU; a network whose own `forward` calls layers one by one can be passed to it by hand.
-    Nothing is launched and no module other than sparse convolutions and pools is called.
+    None of them is launched, and no module other than sparse convolutions and pools is called.
 
     Args:
         network: any module. Its sparse layers are taken in the order in which it holds them, which should be that in
@@ -36,8 +39,7 @@ def compile_kernels(network: nn.Module, input: SparseConvTensor, backward: bool 
     >>> compile_kernels(SubMConv3d(4, 8, 3), SparseConvTensor(torch.zeros(1, 4), torch.zeros(1, 4).int(), [9, 9, 9], 1))
     0
     """
-    layers = [module for module in network.modules() if isinstance(module, Window)]
-    if not input.features.is_cuda or not layers:
+    if not input.features.is_cuda:
         return 0
     from triops import _gpu
     from triops._gpu.ahead import compiling_on_threads
@@ -47,33 +49,51 @@ def compile_kernels(network: nn.Module, input: SparseConvTensor, backward: bool 
     sites = input.indices.new_zeros((2, input.indices.shape[1]))
     features = input.features.new_zeros((2, input.features.shape[1]))
     x = SparseConvTensor(features, sites, input.spatial_shape, input.batch_size)
-    with torch.set_grad_enabled(backward), compiling_on_threads() as kernels, _gpu.compiling():
-        for layer in layers:
-            x = _after(layer, x, backward)
+    with (
+        _compiling.compiling("triops.ops.sparse_conv.gpu", "GPU"),
+        torch.set_grad_enabled(backward),
+        compiling_on_threads() as kernels,
+        _gpu.compiling(),
+    ):
+        for module in network.modules():
+            if isinstance(module, Window):
+                x = _after(module, x, backward)
+            elif isinstance(module, SparseSequential):
+                for norm, activation in module.fused_norms(x):
+                    _normalise(norm, activation, x, backward)
+            elif isinstance(module, ToDense):
+                x.dense()
     return len(kernels)
 
 
 def _after(layer: Window, x: SparseConvTensor, backward: bool) -> SparseConvTensor:
     """What a layer makes of x, whatever its channels; x itself where it takes no such tensor."""
-    from triops.nn.sparse_conv import SparseConvolution
-
     channels = layer.in_channels if isinstance(layer, SparseConvolution) else x.features.shape[1]
     try:
-        y: SparseConvTensor = layer(x.replace_feature(x.features.new_zeros((x.indices.shape[0], channels))))
-        if backward and isinstance(layer, SparseConvolution):
-            _gradients(layer, x, y)
+        y: SparseConvTensor = layer(x.replace_feature(_zeros(x, channels)))
+        if backward and isinstance(layer, SparseConvolution) and layer.volume > 1 and y.made_by is not None:
+            tables = y.made_by.prepared(backward=True).tables
+            weight = layer.kernel().flatten(1, -2).to(y.features.dtype)
+            features_gradient(y.features, weight, tables)
+            weight_gradient(_zeros(x, channels).to(y.features.dtype), y.features, tables)
     except (ValueError, TypeError):
         return x
     return y
 
 
-def _gradients(layer: SparseConvolution, x: SparseConvTensor, y: SparseConvTensor) -> None:
-    from triops.ops.sparse_conv import features_gradient, weight_gradient
+def _normalise(norm: Any, activation: tuple[str, float], x: SparseConvTensor, backward: bool) -> None:
+    """A batch norm, with copies of its running values, which stay as they are."""
+    features, by_batch = autocast(_zeros(x, norm.num_features)), norm.training or norm.running_mean is None
+    mean, var = (None if r is None else r.clone() for r in (norm.running_mean, norm.running_var))
+    out = batch_norm_act(
+        features, mean, var, norm.weight, norm.bias, by_batch, norm.momentum or 0.0, norm.eps, *activation, x.active
+    )
+    if backward:
+        statistics = torch.zeros((2, norm.num_features), dtype=compute_dtype(out.dtype), device=out.device)
+        torch.ops.triops.batch_norm_act_backward(
+            out.detach(), features, norm.weight, norm.bias, statistics, x.active, by_batch, *activation
+        )
 
-    rulebook = y.made_by
-    if rulebook is None or layer.volume == 1:
-        return
-    tables = rulebook.prepared(backward=True).tables
-    weight, grad = layer.kernel().flatten(1, -2).to(x.features.dtype), y.features
-    features_gradient(grad, weight, tables)
-    weight_gradient(x.features.new_zeros((x.indices.shape[0], layer.in_channels)), grad, tables)
+
+def _zeros(x: SparseConvTensor, channels: int) -> Tensor:
+    return x.features.new_zeros((x.indices.shape[0], channels))

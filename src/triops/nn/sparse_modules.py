@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -108,6 +108,13 @@ class SparseSequential(SparseModule):
             else:
                 input = module(input)
         return input
+
+    def fused_norms(self, input: SparseConvTensor) -> Iterator[tuple[nn.Module, tuple[str, float]]]:
+        """The batch norms that run as one operator, with the name and slope of the activation behind them."""
+        modules = list(self._modules.values())
+        for module, following in zip(modules, [*modules[1:], None], strict=True):
+            if module is not None and _is_fused(module, input):
+                yield module, _activation_of(following) or ("none", 0.0)
 
     def _compile(self, input: SparseConvTensor) -> None:
         """The first call with a dtype compiles the kernels of all layers side by side."""
