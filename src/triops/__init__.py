@@ -30,6 +30,7 @@ from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
 from triops.ops.three_interpolate import three_interpolate, three_interpolate_backward
+from triops.ops.vector_pool import vector_pool
 from triops.ops.voxel_query import voxel_query
 from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
@@ -95,6 +96,7 @@ __all__ = [
     "three_interpolate",
     "three_interpolate_backward",
     "three_nn",
+    "vector_pool",
     "voxel_query",
     "voxelize",
     "voxelize_padded",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import triops
-from triops.compat import _bev, _finder, _pcdet_points, _pcdet_search, _rotate_iou
+from triops.compat import _bev, _finder, _pcdet_points, _pcdet_search, _pcdet_vector_pool, _rotate_iou
 from triops.compat._extension import Extension
 from triops.compat._mmcv_boxes import falling
 from triops.ops.nms.reference import by_score
@@ -245,7 +245,7 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "rotate_iou": _rotate_iou.FUNCTIONS,  # of the evaluations of KITTI and of ONCE
     "iou_utils": _rotate_iou.FUNCTIONS,
 }
-for _part in (_pcdet_points.FUNCTIONS, _pcdet_search.FUNCTIONS):  # modules whose functions are in several files
+for _part in (_pcdet_points.FUNCTIONS, _pcdet_search.FUNCTIONS, _pcdet_vector_pool.FUNCTIONS):
     for _module, _functions in _part.items():
         FUNCTIONS[_module] = FUNCTIONS.get(_module, {}) | _functions
 
