@@ -51,6 +51,17 @@ def test_points_in_polygons_fills_0_and_1(ext: Any) -> None:
     assert output.tolist() == [[1], [0]]
 
 
+def test_chamfer_distance_fills_distances_and_indices_and_adds_gradients(ext: Any) -> None:
+    one, two = torch.tensor([[[0.0, 0], [3, 0]]]), torch.tensor([[[1.0, 0]]])
+    distances = torch.zeros(1, 2), torch.zeros(1, 1)
+    indices = torch.ones(1, 2, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
+    ext.chamfer_distance_forward(one, two, *distances, *indices)
+    assert [t.tolist() for t in (*distances, *indices)] == [[[1, 4]], [[1]], [[0, 0]], [[0]]]
+    grads = torch.ones_like(one), torch.zeros_like(two)
+    ext.chamfer_distance_backward(one, two, *indices, torch.ones(1, 2), torch.ones(1, 1), *grads)
+    assert [g.tolist() for g in grads] == [[[[-3, 1], [5, 1]]], [[[0, 0]]]]
+
+
 def test_the_batch_module_of_openpcdet_fills_indices_and_squared_distances() -> None:
     module = triops.compat.pcdet.extension("pcdet.ops.pointnet2.pointnet2_batch.pointnet2_batch_cuda")
     indices, squares = torch.zeros(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3)

@@ -8,6 +8,7 @@ from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
+from triops.ops.chamfer_distance import chamfer_distance, chamfer_distance_backward
 from triops.ops.deform_conv2d import deform_conv2d, deform_conv2d_backward
 from triops.ops.diff_iou_rotated import diff_iou_rotated, diff_iou_rotated_2d, diff_iou_rotated_3d
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
@@ -49,6 +50,8 @@ __all__ = [
     "box_iou_rotated",
     "boxes_iou_bev",
     "boxes_overlap_bev",
+    "chamfer_distance",
+    "chamfer_distance_backward",
     "deform_conv2d",
     "deform_conv2d_backward",
     "diff_iou_rotated",

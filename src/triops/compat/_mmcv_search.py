@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triops
 from triops._clouds import counts_to_offsets
+from triops._dtypes import compute_dtype
 
 
 def ball_query_forward(
@@ -67,9 +68,27 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
     output.copy_(triops.points_in_polygons(points, polygons))
 
 
+def chamfer_distance_forward(
+    xyz1: Tensor, xyz2: Tensor, dist1: Tensor, dist2: Tensor, idx1: Tensor, idx2: Tensor
+) -> None:
+    for given, found in zip((dist1, dist2, idx1, idx2), triops.chamfer_distance(xyz1, xyz2), strict=True):
+        given.copy_(found)
+
+
+def chamfer_distance_backward(
+    xyz1: Tensor, xyz2: Tensor, idx1: Tensor, idx2: Tensor, graddist1: Tensor, graddist2: Tensor, gradxyz1: Tensor,
+    gradxyz2: Tensor,
+) -> None:  # fmt: skip
+    real = compute_dtype(xyz1.dtype)
+    grads = triops.chamfer_distance_backward(xyz1, xyz2, idx1, idx2, graddist1.to(real), graddist2.to(real))
+    gradxyz1 += grads[0]
+    gradxyz2 += grads[1]
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         ball_query_forward, stack_ball_query_forward, knn_forward, three_nn_forward, points_in_polygons_forward,
+        chamfer_distance_forward, chamfer_distance_backward,
     )
 }  # fmt: skip
