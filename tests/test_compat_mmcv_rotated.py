@@ -11,7 +11,7 @@ from torch import Tensor
 
 import triops
 import triops.compat.mmcv
-from triops._geometry.polygon.reference import corners, hull, shared_area, signed_area
+from triops._geometry.polygon.reference import corners, hull, signed_area
 from triops._plain import polygons as plain
 from triops.ops.diff_iou_rotated.samples import pairs
 
@@ -89,16 +89,6 @@ def test_a_hull_goes_around_counter_clockwise_and_leaves_out_what_is_inside():
 def test_a_hull_of_equal_points_or_of_points_in_line_has_no_area():
     for points in (torch.ones(1, 9, 2), torch.arange(9.0)[None, :, None] * torch.tensor([1.0, 2.0])):
         assert signed_area(corners(points, hull(points))).item() == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_convex_polygons_share_the_area_of_rotated_rectangles(dtype):
-    first, second, _ = pairs((100,), 5)(dtype)
-    shared = shared_area(corners_of(first), corners_of(second))
-    expected = triops.box_iou_rotated(first, second, "area", aligned=True)
-    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(shared, expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(shared_area(corners_of(first), corners_of(first)), first[:, 2] * first[:, 3])
 
 
 def test_overlaps_of_sets_of_points(ext):

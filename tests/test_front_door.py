@@ -28,6 +28,7 @@ VOXELS = {"points": POINTS, "voxel_size": [1.0, 1, 1], "point_range": [0.0, 0, 0
 LIMITS = {"max_points": 3, "max_voxels": 4}
 CELLS = torch.randint(0, 3, (10, 3))
 REDUCED, _, POINT_TO_VOXEL, COUNTS = triops.dynamic_scatter_forward(POINTS, CELLS)
+QUADS = torch.rand(5, 8)
 POOLED, ARGMAX, LISTS = triops.roiaware_pool3d_forward(ROIS, POINTS[:, :3].contiguous(), POINTS, 2, 4)
 ALIGNED, STEPS = triops.border_align_forward(MAP, BORDERS, 3)
 GEOMETRY = {"stride": 1, "padding": 0, "dilation": 1, "out_padding": 0}
@@ -54,6 +55,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "grad_output": ALIGNED, "boxes": BORDERS, "argmax": STEPS, "input_shape": (1, 8, 5, 6), "pool_size": 3}),
     "box_iou_rotated": (triops.box_iou_rotated, {
         "bboxes1": ROTATED, "bboxes2": ROTATED, "mode": "iou", "aligned": False, "clockwise": True, "margin": 0.0}),
+    "box_iou_quadri": (triops.box_iou_quadri, {"bboxes1": QUADS, "bboxes2": QUADS, "mode": "iou", "aligned": False}),
     "boxes_iou_bev": (triops.boxes_iou_bev, {
         "boxes_a": BOXES_3D, "boxes_b": BOXES_3D, "aligned": False, "margin": 0.0}),
     "boxes_overlap_bev": (triops.boxes_overlap_bev, {
@@ -61,6 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "deform_conv2d": (triops.deform_conv2d, {
         "input": MAP, "offset": torch.rand(1, 8, 4, 5), "weight": torch.rand(2, 4, 2, 2), "bias": torch.rand(2),
         "stride": 1, "padding": [0, 0], "dilation": 1, "mask": torch.rand(1, 4, 4, 5)}),
+    "convex_iou": (triops.convex_iou, {"pointsets": QUADS, "polygons": QUADS, "mode": "iof", "aligned": False}),
     "diff_iou_rotated": (triops.diff_iou_rotated, {"boxes1": BOXES_3D, "boxes2": BOXES_3D, "mode": "giou"}),
     "diff_iou_rotated_2d": (triops.diff_iou_rotated_2d, {"box1": ROTATED, "box2": ROTATED}),
     "diff_iou_rotated_3d": (triops.diff_iou_rotated_3d, {"box3d1": BOXES_3D, "box3d2": BOXES_3D}),
@@ -81,6 +84,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "nms_rotated": (triops.nms_rotated, {
         "boxes": ROTATED, "scores": SCORES, "iou_threshold": 0.5, "labels": torch.zeros(5, dtype=torch.int64),
         "clockwise": True, "margin": 0.0}),
+    "nms_quadri": (triops.nms_quadri, {
+        "boxes": QUADS, "scores": SCORES, "iou_threshold": 0.5, "labels": torch.zeros(5, dtype=torch.int64)}),
     "nms3d": (triops.nms3d, {"boxes": BOXES_3D, "scores": SCORES, "iou_threshold": 0.5, "margin": 0.0}),
     "nms3d_normal": (triops.nms3d_normal, {"boxes": BOXES_3D, "scores": SCORES, "iou_threshold": 0.5}),
     "soft_nms": (triops.soft_nms, {

@@ -9,6 +9,7 @@ from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.chamfer_distance import chamfer_distance, chamfer_distance_backward
+from triops.ops.convex_iou import box_iou_quadri, convex_iou
 from triops.ops.deform_conv2d import deform_conv2d, deform_conv2d_backward
 from triops.ops.diff_iou_rotated import diff_iou_rotated, diff_iou_rotated_2d, diff_iou_rotated_3d
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
@@ -18,7 +19,7 @@ from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.knn import knn, three_nn
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
-from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
+from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.points_in_polygons import points_in_polygons
 from triops.ops.roi_align import roi_align
@@ -47,11 +48,13 @@ __all__ = [
     "border_align",
     "border_align_backward",
     "border_align_forward",
+    "box_iou_quadri",
     "box_iou_rotated",
     "boxes_iou_bev",
     "boxes_overlap_bev",
     "chamfer_distance",
     "chamfer_distance_backward",
+    "convex_iou",
     "deform_conv2d",
     "deform_conv2d_backward",
     "diff_iou_rotated",
@@ -75,6 +78,7 @@ __all__ = [
     "nms",
     "nms3d",
     "nms3d_normal",
+    "nms_quadri",
     "nms_rotated",
     "points_in_boxes",
     "points_in_boxes_all",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triops._geometry.polygon.reference import corners, cross, hull, shared_area, signed_area
+from triops._geometry.polygon.reference import corners, cross, hull, signed_area
 
 NEAR = 1e-8  # mmcv's: below, a number counts as 0
 MOST_VERTICES = 8  # of what two rectangles share
@@ -101,17 +101,6 @@ def _fan_area(q: Tensor) -> Tensor:
     """Of the two triangles from the first corner, each counted positive."""
     spokes = q[:, 1:] - q[:, :1]
     return cross(spokes[:, :2], spokes[:, 1:]).abs().sum(-1) * 0.5
-
-
-def convex_iou(pointsets: Tensor, polygons: Tensor) -> Tensor:
-    """Intersection over union [N, M] of the hulls of points [N, K, 2] and convex polygons [M, W, 2]."""
-    p, q = (corners(x, hull(x)) for x in (pointsets, polygons))
-    rows = max(1, ROWS // max(len(q), 1))
-    shared = p.new_empty(len(p), len(q))
-    for begin in range(0, len(p), rows):
-        shared[begin : begin + rows] = shared_area(p[begin : begin + rows, None], q)
-    union = signed_area(p)[:, None] + signed_area(q) - shared
-    return torch.where(union > 0, shared / union, 0.0)
 
 
 def convex_giou(pointsets: Tensor, polygons: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def nms_quadri(
 
 
 def convex_iou(pointsets: Tensor, polygons: Tensor, ious: Tensor) -> None:
-    ious.copy_(plain.convex_iou(_points(pointsets, 9), _points(polygons, 4)))
+    ious.copy_(triops.convex_iou(pointsets, polygons.to(pointsets.dtype)))
 
 
 def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:

@@ -87,6 +87,12 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
         return Public(name, name, name, parameters, _border_align_backward, function)
     if name in ("boxes_iou_bev", "boxes_overlap_bev"):
         return Public(name, "points_in_boxes", "box_iou_rotated", ["boxes_a", "boxes_b"], _two_sets_of_boxes, function)
+    if name == "box_iou_quadri":
+        parameters = ["bboxes1", "bboxes2", "mode", "aligned"]
+        return Public(
+            name, "convex_iou", "convex_iou", parameters,
+            lambda rng, a: (*(p.repeat(1, 8)[:, :8] for p in a[:2]), *a[2:]), function,
+        )  # fmt: skip
     if name in ("diff_iou_rotated_2d", "diff_iou_rotated_3d"):
         source, fields = "diff_iou_rotated", 5 if name.endswith("2d") else 7
         return Public(

@@ -72,6 +72,30 @@ def nms_rotated(
     return _nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin)  # type: ignore[no-any-return]
 
 
+def nms_quadri(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    labels: Optional[Tensor] = None,  # noqa: UP045 - as in the schema
+) -> Tensor:
+    """As `nms`, for quadrilaterals `(x1, y1, ..., x4, y4)`, with the overlaps of `box_iou_quadri`.
+
+    Args:
+        boxes: float tensor [N, 8].
+        scores, iou_threshold: as in `nms`.
+        labels: integer tensor [N]; then only boxes of the same label drop each other.
+
+    Returns:
+        int64 tensor [K]: indices of the boxes that are kept, best first.
+
+    >>> import torch, triops
+    >>> boxes = torch.tensor([[0.0, 0, 4, 0, 4, 2, 0, 2], [0, 0, 4, 0.5, 4, 2, 0, 2], [9, 0, 12, 1, 11, 3, 9, 2]])
+    >>> triops.nms_quadri(boxes, torch.tensor([0.5, 0.9, 0.7]), iou_threshold=0.5)
+    tensor([1, 2])
+    """
+    return _nms_quadri(boxes, scores, labels, iou_threshold)  # type: ignore[no-any-return]
+
+
 def nms3d(boxes: Tensor, scores: Tensor, iou_threshold: float, *, margin: float = 0.0) -> Tensor:
     """As `nms`, for 3D boxes `(x, y, z, dx, dy, dz, heading)` [N, 7] seen from above: z and dz play no part.
 
@@ -150,6 +174,14 @@ def _check_rotated(
 ) -> None:
     c = _checked("nms_rotated", boxes, scores, 5, iou_threshold)
     check_margin(c, margin)
+    _check_labels(c, boxes, labels)
+
+
+def _check_quadri(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_threshold: float) -> None:
+    _check_labels(_checked("nms_quadri", boxes, scores, 8, iou_threshold), boxes, labels)
+
+
+def _check_labels(c: _check.Checker, boxes: Tensor, labels: Tensor | None) -> None:
     if labels is not None:
         c.shape("labels", labels, "N")
         c.dtype("labels", labels, _check.INDICES)
@@ -182,6 +214,10 @@ def _fake_rotated(
     return boxes.new_empty(_some(boxes), dtype=torch.int64)
 
 
+def _fake_quadri(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
+    return boxes.new_empty(_some(boxes), dtype=torch.int64)
+
+
 def _fake_soft(
     boxes: Tensor, scores: Tensor, iou_threshold: float, sigma: float, min_score: float, method: str, offset: int
 ) -> tuple[Tensor, Tensor]:
@@ -191,6 +227,7 @@ def _fake_soft(
 
 _nms = _op.define(reference.nms, check=_check_nms, fake=_fake_nms)
 _nms_rotated = _op.define(reference.nms_rotated, check=_check_rotated, fake=_fake_rotated)
+_nms_quadri = _op.define(reference.nms_quadri, check=_check_quadri, fake=_fake_quadri)
 _soft_nms = _op.define(reference.soft_nms, check=_check_soft, fake=_fake_soft)
-for _operator in (_nms, _nms_rotated, _soft_nms):
+for _operator in (_nms, _nms_rotated, _nms_quadri, _soft_nms):
     _operator.dynamic_output = True

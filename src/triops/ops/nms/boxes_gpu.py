@@ -1,4 +1,4 @@
-"""What the kernels of nms share: upright boxes, their overlap, and words of 64 bits."""
+"""What the kernels of nms share: upright boxes, their overlap, words of 64 bits, and which boxes a program compares."""
 
 import triton
 import triton.language as tl
@@ -113,3 +113,31 @@ def places_of(stays, found):
     bit = tl.arange(0, 64)
     before = count_bits(stays & first_bits(bit))
     return found + before, ((stays >> bit.to(tl.int64)) & 1) != 0
+
+
+@triton.jit
+def comparisons(state, dropped, start, stop, count, BEHIND: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):
+    """LANES boxes against 64 that come before. Boxes lie in order of the scores; `start` to `stop` is the chunk.
+
+    BEHIND: the ones before are kept boxes of the chunk, the lanes boxes behind it. Else both are of the chunk.
+    -> number of the block of 64, the lanes' boxes, the first one before, how many there are from it on, how many of
+    them come before each lane's (not above 0: none), and above 0 if there is anything to do
+    """
+    if BEHIND:
+        tiles = tl.maximum((count - stop + LANES - 1) // LANES, 1)
+        number = tl.program_id(0) // tiles
+        lane = stop + (tl.program_id(0) % tiles) * LANES + tl.arange(0, LANES)
+        first = tl.load(state) + number * 64
+        existing = tl.load(state + 1) - first
+        waiting = (tl.load(dropped + lane, lane < count, 1) == 0) & (lane * 0 + existing > 0)
+        going = tl.max(waiting.to(tl.int32), 0)
+        before = tl.where(waiting, existing, 0)
+    else:
+        TILES: tl.constexpr = CHUNK // LANES
+        number = tl.program_id(0) // TILES
+        lane = start + (tl.program_id(0) % TILES) * LANES + tl.arange(0, LANES)
+        first = start + number * 64
+        existing = stop - first
+        before = tl.where(lane < stop, lane - first, -1)
+        going = tl.max(before, 0) + 1  # box `first` itself has a word too
+    return number, lane, first, existing, before, going

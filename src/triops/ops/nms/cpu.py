@@ -1,4 +1,4 @@
-"""nms, nms_rotated and soft_nms on CPU: one pass a kept box over all that follow it, in vector code."""
+"""nms, nms_rotated, nms_quadri and soft_nms on CPU: one pass a kept box over all that follow it, in vector code."""
 
 import math
 
@@ -8,6 +8,8 @@ import torch
 from triops._cpu.half import as_bits
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy
+from triops._geometry.polygon.cpu import make_polygons
+from triops._geometry.polygon.cpu import overlap as polygon_overlap
 from triops._geometry.rectangle.cpu import AREA, X1, X2, Y1, Y2, overlap, split
 from triops._geometry.rotated.cpu import IOU, TILE, find_near, make_frames, overlaps, pack, polygon_overlaps
 from triops.ops.nms.reference import EXP_TERMS, METHODS, by_score
@@ -29,6 +31,15 @@ def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
     groups = np.zeros(0, np.int64) if labels is None else as_numpy(labels.long()[order])
     keep = torch.empty(len(order), dtype=torch.bool)
     _suppress_rotated(frame, groups, margin, frame.dtype.type(iou_threshold), keep.numpy())
+    return order[keep]
+
+
+def nms_quadri(boxes, scores, labels, iou_threshold):
+    order = by_score(scores)
+    polygons = make_polygons(boxes[order])
+    groups = np.zeros(0, np.int64) if labels is None else as_numpy(labels.long()[order])
+    keep = torch.empty(len(order), dtype=torch.bool)
+    _suppress_polygons(polygons, groups, polygons.dtype.type(iou_threshold), keep.numpy())
     return order[keep]
 
 
@@ -100,6 +111,16 @@ def _suppress_rotated(frame, groups, margin, threshold, keep):
                 polygon_overlaps(frame, i, packed, near, IOU, margin, values)
             for k in range(near):
                 dropped[np.uint64(start) + found[k]] = values[k] > threshold
+
+
+@jit
+def _suppress_polygons(polygons, groups, threshold, keep):
+    keep[:] = True
+    for i in range(len(keep)):
+        if keep[i]:
+            for j in range(i + 1, len(keep)):
+                if keep[j] and (len(groups) == 0 or groups[i] == groups[j]):
+                    keep[j] = not polygon_overlap(polygons[i], polygons[j], True) > threshold
 
 
 @jit

@@ -1,4 +1,4 @@
-"""nms, nms_rotated and soft_nms on GPU.
+"""nms, nms_rotated, nms_quadri and soft_nms on GPU.
 
 Few upright boxes take one launch (`single_gpu`). Else boxes go through in order of the scores, a chunk at a time, in
 three kernels. The first writes for each box of the chunk a bit per box of the chunk before it that would drop it. The
@@ -17,10 +17,12 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._dtypes import compute_dtype
+from triops._geometry.polygon.gpu import make_polygons
 from triops._geometry.rotated.gpu import load_reach, load_shape, make_frames, near, overlap
 from triops._gpu.arithmetic import from_bits
 from triops._gpu.pinned import pinned_counter
 from triops.ops.nms.boxes_gpu import (
+    comparisons,
     first_bits,
     free_of_block,
     iou,
@@ -32,12 +34,13 @@ from triops.ops.nms.boxes_gpu import (
     shared_area,
     store_fields,
 )
+from triops.ops.nms.quadri_gpu import launch_quadri_drops
 from triops.ops.nms.reference import by_score
 from triops.ops.nms.single_gpu import MOST as MOST_IN_ONE_LAUNCH
 from triops.ops.nms.single_gpu import launch_single
 from triops.ops.nms.soft_gpu import soft_nms
 
-__all__ = ["nms", "nms_rotated", "soft_nms"]
+__all__ = ["nms", "nms_quadri", "nms_rotated", "soft_nms"]
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)
 CHUNK = _gpu.block(4096, interpreted=512)
@@ -108,6 +111,30 @@ def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
     return out[: counter.wait()]
 
 
+def nms_quadri(boxes, scores, labels, iou_threshold):
+    count = len(scores)
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=boxes.device)
+    counter = pinned_counter(boxes.device)
+    order = by_score(scores)
+    polygons = make_polygons(boxes[order])
+    groups = order if labels is None else labels[order]
+
+    def drops(grid, mask, others, state, dropped, start, stop, behind):
+        launch_quadri_drops(
+            grid, polygons, groups, mask, others, state, dropped, start, stop, count, iou_threshold,
+            labels is not None, behind, ROTATED_LANES, CHUNK,
+        )  # fmt: skip
+
+    def launch(compile_all=False):
+        return _launch_chunks(order, drops, ROTATED_LANES, counter.expect(), compile_all)
+
+    key = "nms_quadri", polygons.dtype, groups.dtype, labels is None
+    _gpu.compile_once(key, lambda: launch(compile_all=True))
+    out = launch()
+    return out[: counter.wait()]
+
+
 def _launch_chunks(order, drops, lanes, counter, compile_all):
     """-> int64 [N] that begins with the kept entries of `order`; how many is in `counter` once the kernels are through.
 
@@ -154,23 +181,7 @@ def _drops_kernel(
     Else both are of the chunk, and each lane's bits are stored.
     """
     REAL: tl.constexpr = fields.dtype.element_ty
-    if BEHIND:
-        tiles = tl.maximum((count - stop + LANES - 1) // LANES, 1)
-        number = tl.program_id(0) // tiles
-        lane = stop + (tl.program_id(0) % tiles) * LANES + tl.arange(0, LANES)
-        first = tl.load(state) + number * 64
-        existing = tl.load(state + 1) - first
-        waiting = (tl.load(dropped + lane, lane < count, 1) == 0) & (lane * 0 + existing > 0)
-        going = tl.max(waiting.to(tl.int32), 0)
-        before = tl.where(waiting, existing, 0)
-    else:
-        TILES: tl.constexpr = CHUNK // LANES
-        number = tl.program_id(0) // TILES
-        lane = start + (tl.program_id(0) % TILES) * LANES + tl.arange(0, LANES)
-        first = start + number * 64
-        existing = stop - first
-        before = tl.where(lane < stop, lane - first, -1)
-        going = tl.max(before, 0) + 1  # box `first` itself has a word too
+    number, lane, first, existing, before, going = comparisons(state, dropped, start, stop, count, BEHIND, LANES, CHUNK)
     if going > 0:
         threshold = from_bits(threshold_bits, REAL)
         inside = lane < count

@@ -1,4 +1,4 @@
-"""The specification of nms, nms_rotated and soft_nms."""
+"""The specification of nms, nms_rotated, nms_quadri and soft_nms."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
+from triops._geometry.polygon.reference import Polygons, make_polygons
+from triops._geometry.polygon.reference import overlap as polygon_overlap
 from triops._geometry.rectangle.reference import overlaps as rectangle_overlaps
 from triops._geometry.rotated.reference import Frames, frames, overlap
 
@@ -33,6 +35,18 @@ def nms_rotated(
     def overlaps(best: Tensor, others: Tensor) -> Tensor:
         one, rest = (Frames(*(field[index] for field in frame)) for index in (best, others))
         found = overlap(one, rest, "iou", margin)
+        return found if labels is None else torch.where(labels[best] == labels[others], found, 0.0)
+
+    return kept(by_score(scores), iou_threshold, overlaps)
+
+
+def nms_quadri(boxes: Tensor, scores: Tensor, labels: Optional[Tensor], iou_threshold: float) -> Tensor:  # noqa: UP045
+    """boxes [N, 8], scores [N], labels [N] or None -> int64 [K]: the boxes that are kept, best first."""
+    polygons = make_polygons(boxes)
+
+    def overlaps(best: Tensor, others: Tensor) -> Tensor:
+        one, rest = (Polygons(*(field[index] for field in polygons)) for index in (best, others))
+        found = polygon_overlap(one, rest, "iou")
         return found if labels is None else torch.where(labels[best] == labels[others], found, 0.0)
 
     return kept(by_score(scores), iou_threshold, overlaps)

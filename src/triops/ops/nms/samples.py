@@ -1,4 +1,4 @@
-"""Inputs of nms, nms_rotated and soft_nms."""
+"""Inputs of nms, nms_rotated, nms_quadri and soft_nms."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops._check import FLOATS
 from triops._dtypes import compute_dtype
 from triops._op import OPERATORS
 from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated.samples import not_finite_boxes, special_boxes
-from triops.ops.nms import nms, nms3d, nms3d_normal, nms_rotated, soft_nms
+from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.nms.reference import by_score
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -57,6 +58,30 @@ def _rotated(
         return boxes.to(dtype), scores.to(dtype), labels, threshold, clockwise, margin
 
     return make
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """x1, y1, ..., x4, y4 of rectangles with an angle."""
+    cos, sin = boxes[:, 4:].cos(), boxes[:, 4:].sin()
+    x = boxes[:, 2:3] / 2 * torch.tensor([-1.0, 1, 1, -1])
+    y = boxes[:, 3:4] / 2 * torch.tensor([-1.0, -1, 1, 1])
+    return (boxes[:, None, :2] + torch.stack([x * cos - y * sin, x * sin + y * cos], -1)).flatten(1)
+
+
+def _quadri(count: int, objects: int, threshold: float = 0.2, labelled: bool = False, seed: int = 0) -> _Make:
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        boxes, scores = predictions(count, objects, seed=seed)
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.randint(3, (count,), generator=g) if labelled else None
+        quads = corners(boxes) + torch.rand(count, 8, generator=g) * 0.1
+        return quads.to(dtype), scores.to(dtype), labels, threshold
+
+    return make
+
+
+def _odd_quads(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    odd = corners(torch.cat([not_finite_boxes()[::3], special_boxes()[::6]]))
+    return odd, torch.arange(len(odd)).flip(0) % 11 / 11
 
 
 def _soft(count: int, objects: int, method: str, offset: int = 0, seed: int = 0, sigma: float = 0.5) -> _Make:
@@ -140,6 +165,12 @@ SAMPLES = [
     Sample("nms_rotated", "odd scores", _with(_odd_scores, _rotated(100, 20)), "boundary"),
     Sample("nms_rotated", "odd boxes", _with(_odd_boxes(5), _rotated(100, 20)), "boundary"),
     Sample("nms_rotated", "a chain", _with(_chain, _rotated(200, 20)), "boundary"),
+    Sample("nms_quadri", "300 boxes", _quadri(300, 20), "network", demo=True),
+    Sample("nms_quadri", "4096 boxes", _quadri(4096, 100), "network", gpu_only=True),
+    Sample("nms_quadri", "9 boxes", _quadri(9, 3)),
+    Sample("nms_quadri", "30 boxes labels", _quadri(30, 5, 0.3, True, seed=1)),
+    *(Sample("nms_quadri", f"{n} boxes", _quadri(n, 60, seed=n), "boundary", FLOATS[:1]) for n in (0, 1, 65)),
+    Sample("nms_quadri", "odd boxes", _with(_odd_quads, _quadri(9, 3)), "boundary", FLOATS[:1]),
     Sample("soft_nms", "1000 boxes", _soft(1000, 40, "linear"), "network", demo=True),
     Sample("soft_nms", "1000 boxes gaussian", _soft(1000, 40, "gaussian"), "network"),
     Sample("soft_nms", "9 boxes", _soft(9, 3, "linear")),
@@ -158,6 +189,7 @@ SIZED = [
     Sized("nms", "boxes", lambda draw: _plain(draw(6000), 40)),
     Sized("nms_rotated", "boxes", lambda draw: _rotated(draw(6000), 40)),
     Sized("nms_rotated", "labels and a margin", lambda draw: _rotated(draw(6000), 40, labelled=True, margin=0.01)),
+    Sized("nms_quadri", "boxes", lambda draw: _quadri(draw(6000), 40)),
     Sized("soft_nms", "boxes", lambda draw: _soft(draw(6000), 40, "gaussian")),
 ]
 
@@ -191,6 +223,10 @@ BAD_CALLS = [
     _bad(nms_rotated, "negative margin", ValueError, "margin must be at least 0", _ROTATED, _SCORES, 0.5, margin=-1.0),
     _bad(nms_rotated, "clockwise of another type", TypeError, "clockwise must be a bool", _ROTATED, _SCORES, 0.5,
          None, 1),
+    _bad(nms_quadri, "5 columns", ValueError, r"nms_quadri: boxes must have shape \[N, 8\], got \[3, 5\]", _ROTATED,
+         _SCORES, 0.5),
+    _bad(nms_quadri, "fewer labels", ValueError, r"labels must have shape .*N = 3 as in boxes, got \[2\]",
+         torch.zeros(3, 8), _SCORES, 0.5, torch.zeros(2).long()),
     _bad(nms3d, "5 columns", ValueError, r"nms3d: boxes must have shape \[N, 7\], got \[3, 5\]", _ROTATED, _SCORES,
          0.5),
     _bad(nms3d_normal, "a list", TypeError, "nms3d_normal: boxes must be a Tensor, got list", [], _SCORES, 0.5),
@@ -204,7 +240,7 @@ BAD_CALLS = [
 STANDARD = {
     **{
         name: Standard(why_slower="boxes are decided one after the other, 64 at a time")
-        for name in ("nms", "nms_rotated")
+        for name in ("nms", "nms_rotated", "nms_quadri")
     },
     "soft_nms": Standard("static", float32=1e-5, half=3e-3, why_slower="every box chosen changes the scores of all"),
 }
