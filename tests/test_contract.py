@@ -1,7 +1,7 @@
 """The contract: what holds for every operator, over all of its samples, backends and dtypes.
 
 A new operator is found through its `samples.py` and needs no line here. What is marked `versions` also runs with
-other versions of torch and Triton (`make test-versions`).
+other versions of torch and Triton (`make test-versions`); what is marked `full` runs in `make test-full`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ FIRST = {sample.operator: sample for sample in reversed(SAMPLES) if sample.scale
 
 
 def marks(sample: _sample.Sample, backend: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
-    """Other versions get all that kernels say in Triton, whose language changes, and one sample of a Numba kernel."""
+    """Other versions get all that kernels say in Triton, whose language changes, and one sample of a Numba kernel.
+
+    `make test` runs every sample in one dtype and one sample in every dtype, `make test-full` the rest.
+    """
     chosen = sample.scale == "general" and (backend == "gpu" or sample is FIRST[sample.operator])
-    return [pytest.mark.versions] if chosen and dtype == sample.dtypes[0] else []
+    if dtype == sample.dtypes[0]:
+        return [pytest.mark.versions] if chosen else []
+    return [] if sample is FIRST[sample.operator] else [pytest.mark.full]
 
 
 CASES = [
