@@ -2,7 +2,8 @@
 
 A program takes a tile of output pixels of one image and, forward, as many output channels as fit, through all taps.
 Channels lie across its lanes: an NCHW map is transposed first. float32 runs on tensor cores without losing its
-precision, as six products of bfloat16 parts; three of them where torch allows TF32.
+precision, as six products of bfloat16 parts; three of them where torch allows TF32. What is read of a half map is a
+float32, and enters as the sum of two float16 or three bfloat16.
 
 The backward has two kernels. One makes the gradient of what a tile read under one tap, by a product with the weight,
 and from it those of offset and mask, by sums over channels, and of the map, by atomics in float32. The other reads the
@@ -26,6 +27,7 @@ from triops.ops.deform_conv2d import reference
 from triops.ops.deform_conv2d.reference import Sizes, empty_gradients
 
 PARTS = {"split": 3, "tf32": 2}  # bfloat16 numbers that stand for a float32
+HALVES = {torch.float16: 2, torch.bfloat16: 3}  # numbers that stand for what was read of a half map; 1: it is rounded
 FEW = 132  # tiles: with fewer, narrow blocks of output channels keep more of the GPU busy
 PROGRAMS = 528  # of the weight gradient, at least, where there are so many tiles
 
@@ -194,7 +196,7 @@ def _constants(sizes, mask, maps, other):
     return {
         "CHANNELS": sizes.channels, "IN": sizes.channels // sizes.groups, "OUT": sizes.outputs // sizes.groups,
         "SEGMENT": _segment(sizes), "GROUPS": sizes.groups, "OFFSET_GROUPS": sizes.offset_groups, "TAPS": sizes.taps,
-        "KERNEL_WIDTH": sizes.kernel_width, "MASKED": mask is not None,
+        "KERNEL_WIDTH": sizes.kernel_width, "MASKED": mask is not None, "HALVES": HALVES.get(maps.dtype, 1),
         "LONG": max(image, 2 * sizes.offset_groups * sizes.taps * sizes.pixels) >= 2**31,
     }  # fmt: skip
 
@@ -228,13 +230,9 @@ def _forward_configs(dtype, parts, segment, outputs):
     if dtype == torch.float64:
         config = Config(rows, _side(outputs, 16, 32), 16, 4, 1)
         return config, config
-    wide = dtype == torch.float32
-    inner = _side(segment, 16, 64 if _roomy() and not wide else 32)
-    out = _side(outputs, 16, 128 if wide or not _roomy() else 256)
-    return (
-        Config(rows, out, inner, 8 if out > 128 else 4, 2),
-        Config(rows, min(out, 64), inner, 4, 2),
-    )
+    out, inner = _side(outputs, 16, 256 if _roomy() and dtype != torch.float32 else 128), _side(segment, 16, 32)
+    narrow = Config(rows, min(out, 64), inner, 4, 2)
+    return Config(rows, out, inner, 8 if out > 64 else 4, 2), narrow
 
 
 @cache
@@ -340,10 +338,17 @@ def _read(
 
 
 @triton.jit
+def _rest(value, DTYPE: tl.constexpr):
+    """What rounding to a half type takes away; 0 where that is not finite."""
+    rest = value - value.to(DTYPE).to(value.dtype)
+    return tl.where(tl.abs(rest) < 1e30, rest, 0.0)
+
+
+@triton.jit
 def _step(
     own, weights, p0, p1, p2, p3, w0, w1, w2, w3, first, start, output, part, total,
-    CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, REPAIR: tl.constexpr,
+    CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, HALVES: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
     """total + what a tile reads of channels [start, start + BLOCK_IN) of a segment, which begins at `first` in its
     group, times their weights."""
@@ -357,7 +362,15 @@ def _step(
         exists = (channel < SEGMENT)[:, None] & (output < OUT)[None, :]
         b = tl.load(at, mask=exists, other=0.0)
     if PARTS == 0:
-        total = product(a.to(b.dtype), b, total, "native" if a.dtype != b.dtype else "ieee")
+        if a.dtype == b.dtype:
+            total = product(a, b, total, "ieee")
+        else:
+            total = product(a.to(b.dtype), b, total, "native")
+            rest = _rest(a, b.dtype)
+            if HALVES > 1:
+                total = product(rest.to(b.dtype), b, total, "native")
+            if HALVES > 2:
+                total = product(_rest(rest, b.dtype).to(b.dtype), b, total, "native")
     else:
         a_high, a_middle, a_low = parts_of(a)
         b_low = b
@@ -382,8 +395,8 @@ def _all_taps(
     pixels, stride_y, stride_x, up, left, spread_y, spread_x, offset_step, offset_channel, mask_step, mask_channel,
     CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
     OFFSET_GROUPS: tl.constexpr, TAPS: tl.constexpr, KERNEL_WIDTH: tl.constexpr, MASKED: tl.constexpr,
-    LONG: tl.constexpr, PARTS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
-    REPAIR: tl.constexpr,
+    HALVES: tl.constexpr, LONG: tl.constexpr, PARTS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
     """total + the sums of a tile over so many visits, each of one tap and one segment of the group's channels."""
     REAL: tl.constexpr = tl.float64 if maps.dtype.element_ty == tl.float64 else tl.float32
@@ -404,13 +417,13 @@ def _all_taps(
         if SINGLE:
             total = _step(
                 own, of_tap, p0, p1, p2, p3, w0, w1, w2, w3, first, 0, output, part, total,
-                CHANNELS, IN, OUT, SEGMENT, PARTS, BLOCK_OUT, BLOCK_IN, REPAIR,
+                CHANNELS, IN, OUT, SEGMENT, HALVES, PARTS, BLOCK_OUT, BLOCK_IN, REPAIR,
             )  # fmt: skip
         else:
             for start in tl.range(0, SEGMENT, BLOCK_IN, num_stages=STAGES):
                 total = _step(
                     own, of_tap, p0, p1, p2, p3, w0, w1, w2, w3, first, start, output, part, total,
-                    CHANNELS, IN, OUT, SEGMENT, PARTS, BLOCK_OUT, BLOCK_IN, REPAIR,
+                    CHANNELS, IN, OUT, SEGMENT, HALVES, PARTS, BLOCK_OUT, BLOCK_IN, REPAIR,
                 )  # fmt: skip
     return total
 
@@ -421,8 +434,8 @@ def _conv_kernel(
     spread_y, spread_x, offset_step, offset_channel, mask_step, mask_channel, part,
     CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
     OFFSET_GROUPS: tl.constexpr, TAPS: tl.constexpr, KERNEL_WIDTH: tl.constexpr, MASKED: tl.constexpr,
-    LONG: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
+    HALVES: tl.constexpr, LONG: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     ACROSS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     block = tl.program_id(0) % ACROSS
@@ -437,8 +450,8 @@ def _conv_kernel(
     total = _all_taps(
         total, VISITS, maps, offset, mask, weights, image, row, valid, group, output, part, height, width, out_width,
         pixels, stride_y, stride_x, up, left, spread_y, spread_x, offset_step, offset_channel, mask_step, mask_channel,
-        CHANNELS, IN, OUT, SEGMENT, GROUPS, OFFSET_GROUPS, TAPS, KERNEL_WIDTH, MASKED, LONG, PARTS, BLOCK_OUT,
-        BLOCK_IN, STAGES, False,
+        CHANNELS, IN, OUT, SEGMENT, GROUPS, OFFSET_GROUPS, TAPS, KERNEL_WIDTH, MASKED, HALVES, LONG, PARTS,
+        BLOCK_OUT, BLOCK_IN, STAGES, False,
     )  # fmt: skip
     if PARTS > 0:
         # Splitting makes NaN of what is infinite: a tile that holds any is summed up anew, with more care. Else the
@@ -449,7 +462,7 @@ def _conv_kernel(
             total, VISITS * spoilt, maps, offset, mask, weights, image, row, valid, group, output, part, height, width,
             out_width, pixels, stride_y, stride_x, up, left, spread_y, spread_x, offset_step, offset_channel,
             mask_step, mask_channel, CHANNELS, IN, OUT, SEGMENT, GROUPS, OFFSET_GROUPS, TAPS, KERNEL_WIDTH, MASKED,
-            LONG, PARTS, BLOCK_OUT, BLOCK_IN, 1, True,
+            HALVES, LONG, PARTS, BLOCK_OUT, BLOCK_IN, 1, True,
         )  # fmt: skip
     if BIAS:
         total += tl.load(bias + group * OUT + output, mask=output < OUT, other=0.0).to(total.dtype)[None, :]
@@ -500,8 +513,8 @@ def _inputs_kernel(
     grad_offset_step, grad_offset_channel, grad_mask_step, grad_mask_channel, part, weight_part,
     CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
     OFFSET_GROUPS: tl.constexpr, TAPS: tl.constexpr, KERNEL_WIDTH: tl.constexpr, MASKED: tl.constexpr,
-    LONG: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    STAGES: tl.constexpr,
+    HALVES: tl.constexpr, LONG: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = grad_maps.dtype.element_ty
     OWN: tl.constexpr = CHANNELS // OFFSET_GROUPS
@@ -569,8 +582,8 @@ def _weight_kernel(
     up, left, spread_y, spread_x, offset_step, offset_channel, mask_step, mask_channel, part,
     CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
     OFFSET_GROUPS: tl.constexpr, TAPS: tl.constexpr, KERNEL_WIDTH: tl.constexpr, MASKED: tl.constexpr,
-    LONG: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    STAGES: tl.constexpr,
+    HALVES: tl.constexpr, LONG: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = found.dtype.element_ty
     ACROSS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
@@ -603,7 +616,15 @@ def _weight_kernel(
         own_given = given + image * pixels * (GROUPS * OUT) + group * OUT
         a = tl.trans(_load_rows(own_given, row, valid, output, OUT, GROUPS * OUT, ALL))
         if PARTS == 0:
-            total = product(a, b.to(a.dtype), total, "ieee" if a.dtype == b.dtype else "native")
+            if a.dtype == b.dtype:
+                total = product(a, b, total, "ieee")
+            else:
+                total = product(a, b.to(a.dtype), total, "native")
+                rest = _rest(b, a.dtype)
+                if HALVES > 1:
+                    total = product(a, rest.to(a.dtype), total, "native")
+                if HALVES > 2:
+                    total = product(a, _rest(rest, a.dtype).to(a.dtype), total, "native")
         else:
             b_high, b_middle, b_low = parts_of(b)
             a_middle = tl.trans(_load_rows(own_given + part, row, valid, output, OUT, GROUPS * OUT, ALL))
