@@ -335,6 +335,24 @@ def test_riroi_align_rotated_fills_its_output_and_adds_its_gradient(ext):
     assert torch.equal(grad, 1 + differentiable.grad)
 
 
+def test_prroi_pool_fills_its_output_and_adds_its_gradients(ext):
+    features, rois = (
+        torch.rand(1, 2, 3, 4, requires_grad=True),
+        torch.tensor([[0.0, 0.5, 0.2, 3, 2]], requires_grad=True),
+    )
+    output, grads = torch.ones(1, 2, 2, 2), [torch.ones(1, 2, 3, 4), torch.ones(1, 5)]
+    rules = {"pooled_height": 2, "pooled_width": 2, "spatial_scale": 0.5}
+    ext.prroi_pool_forward(features, rois, output, **rules)
+    expected = triops.prroi_pool(features, rois, 2, 0.5)
+    assert torch.equal(output, expected)
+    expected.sum().backward()
+    ones = torch.ones_like(output)
+    ext.prroi_pool_backward(ones, rois.detach(), grads[0], **rules)
+    ext.prroi_pool_coor_backward(output, ones, features.detach(), rois.detach(), grads[1], **rules)
+    assert torch.equal(grads[0], 1 + features.grad)
+    assert torch.equal(grads[1], 1 + rois.grad)
+
+
 def test_roi_pool_fills_its_outputs_and_adds_its_gradient(ext):
     ramp, rois = torch.arange(12.0).view(1, 1, 3, 4), torch.tensor([[0.0, 0, 0, 3, 1], [0, 3, 0, 0, 0]])
     output, argmax, grad = torch.ones(2, 1, 2, 2), torch.zeros(2, 1, 2, 2).int(), torch.ones_like(ramp)

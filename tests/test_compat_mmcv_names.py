@@ -20,7 +20,7 @@ SIGNATURES = {line.partition("(")[0]: line.partition("(")[2].rstrip(")").split("
 # Those that may still raise NotImplementedError when they are called.
 MISSING = [
     "chamfer_distance_backward", "chamfer_distance_forward", "deform_roi_pool_backward", "deform_roi_pool_forward",
-    "points_in_polygons_forward", "prroi_pool_backward", "prroi_pool_coor_backward", "prroi_pool_forward",
+    "points_in_polygons_forward",
 ]  # fmt: skip
 
 

@@ -104,6 +104,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "riroi_align_rotated": (triops.riroi_align_rotated, {
         "input": MAP, "boxes": ROTATED_2D, "output_size": 2, "spatial_scale": 1.0, "num_samples": 0,
         "num_orientations": 4, "clockwise": True}),
+    "prroi_pool": (triops.prroi_pool, {
+        "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0}),
     "roi_pool": (triops.roi_pool, {
         "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0}),
     "roiaware_pool3d": (triops.roiaware_pool3d, {

@@ -22,6 +22,7 @@ from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.points_in_polygons import points_in_polygons
+from triops.ops.prroi_pool import prroi_pool
 from triops.ops.roi_align import roi_align
 from triops.ops.roi_align_rotated import riroi_align_rotated, roi_align_rotated
 from triops.ops.roi_pool import roi_pool
@@ -83,6 +84,7 @@ __all__ = [
     "points_in_boxes",
     "points_in_boxes_all",
     "points_in_polygons",
+    "prroi_pool",
     "reference_backend",
     "riroi_align_rotated",
     "roi_align",

@@ -149,3 +149,113 @@ def scatter(given, read, first, last, image, plane, channels, channels_last, run
             value = given[source + places[r]] * share
             for t in range(firsts[r], firsts[r + 1]):
                 grad[target + pixels[t]] += weights[t] * value
+
+
+# Separable taps: (firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x). The rows of a bin at place p along y,
+# with weights, are [firsts_y[p], firsts_y[p + 1]), columns likewise, and the weight of a pixel is the product.
+
+
+@jit
+def average(input, image, taps, rules, count, output, to):
+    """The sums over the bins of one box, divided by `count`. Its image begins at input[image]."""
+    if rules.channels_last:
+        _average_vectors(input, image, taps, rules, count, output, to)
+        return
+    plane = rules.height * rules.width
+    c = 0
+    while c + 4 <= rules.channels:
+        _average_planes(input, image + c * plane, plane, taps, rules, count, output, to, c)
+        c += 4
+    while c < rules.channels:
+        _average_planes(input, image + c * plane, 0, taps, rules, count, output, to, c)
+        c += 1
+
+
+@jit
+def _average_planes(input, first, plane, taps, rules, count, output, to, c):
+    """Four planes from input[first] on, or with plane = 0 one of them four times."""
+    real = output.dtype.type
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    bins = rules.rows * rules.columns
+    to += c * bins
+    step = bins if plane > 0 else 0
+    for p in range(rules.rows):
+        for q in range(rules.columns):
+            s0, s1, s2, s3 = real(0), real(0), real(0), real(0)
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                row = first + pixels_y[i] * rules.width
+                r0, r1, r2, r3 = real(0), real(0), real(0), real(0)
+                for j in range(firsts_x[q], firsts_x[q + 1]):
+                    at, weight = row + pixels_x[j], weights_x[j]
+                    r0 += weight * input[at]
+                    r1 += weight * input[at + plane]
+                    r2 += weight * input[at + 2 * plane]
+                    r3 += weight * input[at + 3 * plane]
+                weight = weights_y[i]
+                s0 += weight * r0
+                s1 += weight * r1
+                s2 += weight * r2
+                s3 += weight * r3
+            output[to] = s0 / count
+            output[to + step] = s1 / count
+            output[to + 2 * step] = s2 / count
+            output[to + 3 * step] = s3 / count
+            to += 1
+
+
+@jit
+def _average_vectors(input, image, taps, rules, count, output, to):
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    channels = np.uint64(rules.channels)
+    total = np.empty(rules.channels, output.dtype)
+    for p in range(rules.rows):
+        for q in range(rules.columns):
+            total[:] = 0
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                row = image + pixels_y[i] * rules.width * rules.channels
+                j, last = firsts_x[q], firsts_x[q + 1]
+                while j + 2 <= last:
+                    left = input[row + pixels_x[j] * rules.channels :]
+                    right = input[row + pixels_x[j + 1] * rules.channels :]
+                    u, v = weights_y[i] * weights_x[j], weights_y[i] * weights_x[j + 1]
+                    for c in range(channels):
+                        total[c] += u * left[c] + v * right[c]
+                    j += 2
+                if j < last:
+                    left = input[row + pixels_x[j] * rules.channels :]
+                    u = weights_y[i] * weights_x[j]
+                    for c in range(channels):
+                        total[c] += u * left[c]
+            for c in range(channels):
+                output[to + np.int64(c)] = total[c] / count
+            to += rules.channels
+
+
+@jit
+def give_back_average(given, k, n, first, channels, taps, rules, count, share, grad):
+    """Add the gradients of box k to channels [first, first + channels) of image n. `share` holds that many numbers."""
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    bins, plane = rules.rows * rules.columns, rules.height * rules.width
+    if rules.channels_last:
+        for b in range(bins):
+            p, q = b // rules.columns, b % rules.columns
+            read = (k * bins + b) * rules.channels + first
+            for c in range(channels):
+                share[c] = given[read + c] / count
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                for j in range(firsts_x[q], firsts_x[q + 1]):
+                    pixel = pixels_y[i] * rules.width + pixels_x[j]
+                    target = grad[(n * plane + pixel) * rules.channels + first :]
+                    weight = weights_y[i] * weights_x[j]
+                    for c in range(np.uint64(channels)):
+                        target[c] += weight * share[c]
+        return
+    for c in range(channels):
+        read, to = (k * rules.channels + first + c) * bins, (n * rules.channels + first + c) * plane
+        for p in range(rules.rows):
+            for i in range(firsts_y[p], firsts_y[p + 1]):
+                row, weight = to + pixels_y[i] * rules.width, weights_y[i]
+                for q in range(rules.columns):
+                    value = weight * (given[read + p * rules.columns + q] / count)
+                    for j in range(firsts_x[q], firsts_x[q + 1]):
+                        grad[row + pixels_x[j]] += value * weights_x[j]

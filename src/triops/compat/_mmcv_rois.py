@@ -12,6 +12,8 @@ from triops._dtypes import compute_dtype
 from triops._plain import gradients, wide
 from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._rois import HALVES, format_of
+from triops.ops.prroi_pool import prroi_pool, prroi_pool_boxes_backward
+from triops.ops.prroi_pool import prroi_pool_backward as _prroi_backward
 from triops.ops.roi_align import roi_align_backward as _align_backward
 from triops.ops.roi_align import roi_align_forward as _align_forward
 from triops.ops.roi_align_rotated import riroi_align_rotated, roi_align_rotated
@@ -115,6 +117,31 @@ def riroi_align_rotated_backward(
     )  # fmt: skip
 
 
+def prroi_pool_forward(
+    input: Tensor, rois: Tensor, output: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float
+) -> None:
+    output.copy_(
+        prroi_pool(input.detach(), _fitting(rois, input).detach(), (pooled_height, pooled_width), spatial_scale)
+    )
+
+
+def prroi_pool_backward(
+    grad_output: Tensor, rois: Tensor, grad_input: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float
+) -> None:
+    batch, _, height, width = grad_input.shape
+    grad_input += _prroi_backward(
+        grad_output, _fitting(rois, grad_output), batch, height, width, spatial_scale,
+        format_of(grad_input) == torch.channels_last,
+    )  # fmt: skip
+
+
+def prroi_pool_coor_backward(
+    output: Tensor, grad_output: Tensor, input: Tensor, rois: Tensor, grad_rois: Tensor, pooled_height: int,
+    pooled_width: int, spatial_scale: float,
+) -> None:  # fmt: skip
+    grad_rois += prroi_pool_boxes_backward(grad_output, input, _fitting(rois, input), spatial_scale)
+
+
 def rotated_feature_align_forward(
     features: Tensor, best_bboxes: Tensor, output: Tensor, spatial_scale: float, points: int
 ) -> None:
@@ -141,6 +168,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward, roi_align_rotated_forward,
         roi_align_rotated_backward, riroi_align_rotated_forward, riroi_align_rotated_backward,
-        rotated_feature_align_forward, rotated_feature_align_backward,
+        rotated_feature_align_forward, rotated_feature_align_backward, prroi_pool_forward, prroi_pool_backward,
+        prroi_pool_coor_backward,
     )
 }  # fmt: skip

@@ -20,6 +20,7 @@ Values = tuple[Any, ...]
 
 UPDATES = {"batch_norm_act": ("running_mean", "running_var")}  # arguments that a function changes by design
 POOLING = {  # functions that take an `output_size`: their operator, and the places of their arguments in its own
+    "prroi_pool": ("prroi_pool", range(4)),
     "riroi_align_rotated": ("roi_align_rotated", (0, 1, 2, 3, 4, 7, 6)),
     "roi_align": ("roi_align_forward", range(7)),
     "roi_align_rotated": ("roi_align_rotated", range(7)),
