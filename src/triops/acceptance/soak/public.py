@@ -100,6 +100,15 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
             name, source, source, list(inspect.signature(function).parameters),
             lambda rng, a: tuple(torch.cat([b, b[..., :2]], -1)[..., :fields] for b in a[:2]), function,
         )  # fmt: skip
+    if name in BY_INDEX:
+        return Public(name, *BY_INDEX[name], list(inspect.signature(function).parameters), _by_index(name), function)
+    if name == "vector_pool":
+        parameters = ["points", "features", "centers", "radius", "grid", "channels", "shape", "k", "offsets",
+                      "center_offsets"]  # fmt: skip
+        return Public(
+            name, "vector_pool_pairs", "gather_points_backward", parameters, _vector_pool,
+            lambda *a: function(*a[:6], shape=a[6], k=a[7], offsets=a[8], center_offsets=a[9]),
+        )  # fmt: skip
     if name in ("nms3d", "nms3d_normal"):
         parameters = ["boxes", "scores", "iou_threshold"]
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)
@@ -124,6 +133,30 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
             lambda *a: _over_a_rulebook(function, a, weighted),
         )  # fmt: skip
     return None
+
+
+# Functions of features in planes, where a sample of their operator may hold rows: that operator, and whose standard.
+BY_INDEX = {
+    "gather_points": ("gather_points", "gather_points"),
+    "group_points": ("gather_points", "gather_points"),
+    "three_interpolate": ("three_interpolate", "three_interpolate"),
+}
+
+
+def _by_index(name: str) -> Callable[[Random, Values], Values]:
+    def convert(rng: Random, args: Values) -> Values:
+        features, indices, *weights, rows = args
+        return features.mT if rows else features, indices[..., None] if name == "group_points" else indices, *weights
+
+    return convert
+
+
+def _vector_pool(rng: Random, args: Values) -> Values:
+    points, centers, offsets, center_offsets, radius, grid, k, ball = args
+    channels = rng.choice((1, 3))
+    features = torch.randn(points.shape[0], 3 * channels, generator=generator(rng)).to(points.dtype)
+    shape = "ball" if ball else "cube"
+    return points, features, centers, radius, grid, channels, shape, k, offsets, center_offsets
 
 
 def _bev_pool(rng: Random, args: Values) -> Values:
