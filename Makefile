@@ -7,7 +7,7 @@ NETWORKS := .venv-networks/bin/python -m pip install --disable-pip-version-check
 RAY := .venv-ray/bin/python -m pip install --disable-pip-version-check --progress-bar on \
 	-c constraints.txt -c tests_ray/constraints.txt
 
-.PHONY: demo test test-full test-networks test-ray test-versions lint docs docs-serve warmup soak sanitize clean
+.PHONY: demo test test-full test-networks test-ray test-versions lint docs docs-serve dist warmup soak sanitize clean
 
 demo: .venv/.demo
 	$(BIN)/triops demo
@@ -56,8 +56,22 @@ docs: .venv-docs/.installed
 docs-serve: .venv-docs/.installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
 
+# Wheel and source distribution into dist/, checked, and the wheel tried in an empty environment.
+dist: .venv-dist/.installed
+	rm -rf dist .venv-smoke
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/check-wheel-contents dist/*.whl
+	.venv-dist/bin/pyroma --min 9 dist/*.tar.gz
+	$(PYTHON) -m venv .venv-smoke
+	.venv-smoke/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/*.whl
+	cd .venv-smoke && bin/triops --version && bin/triops info && bin/python ../tests/smoke.py
+	.venv-smoke/bin/python -m pip uninstall -q -y triops
+	test -z "$$(find .venv-smoke -name '*triops*')"
+	rm -rf .venv-smoke
+
 clean:
-	rm -rf .venv .venv-docs .venv-networks .venv-ray .venv-versions site
+	rm -rf .venv .venv-dist .venv-docs .venv-smoke .venv-networks .venv-ray .venv-versions site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'
@@ -87,6 +101,11 @@ clean:
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
 		mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
+.venv-dist/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --disable-pip-version-check -c constraints.txt build twine check-wheel-contents pyroma
 	@touch $@
 
 .venv-ray/.installed: pyproject.toml constraints.txt tests_ray/constraints.txt
