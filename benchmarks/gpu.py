@@ -105,7 +105,7 @@ def measure(
     standard = _sample.standard_of(operator)
     if name == TF32:
         standard = replace(standard, floats="static", float32=standard.half)
-    judgements = judge(result, *references(operator, args), standard)
+    judgements = judge(_sample.specified(operator, args, result), *references(operator, args), standard)
     row["equals_reference"] = all(j.passed for j in judgements)
     peaks = [j.diffs.peak for j in judgements if j.kind != "exact"]
     if peaks:  # the largest error as a share of the largest value

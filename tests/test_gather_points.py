@@ -66,12 +66,13 @@ def test_group_points_differentiates_and_compiles() -> None:
 
 
 def test_stacked_groups_of_mmcv_count_within_their_cloud() -> None:
-    features, index = torch.arange(10.0).view(5, 2), torch.tensor([[1, 0], [2, 2], [-1, 0]], dtype=torch.int32)
+    features, index = torch.arange(10.0).view(5, 2), torch.tensor([[1, 2], [2, 2], [-1, 0]], dtype=torch.int32)
     points, groups = torch.tensor([2, 3], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
     out, grad = torch.empty(3, 2, 2), torch.zeros(5, 2)
     FUNCTIONS["stack_group_points_forward"](features, points, index, groups, out, b=2, c=2, m=3, nsample=2)
-    assert out.tolist() == [[[2, 0], [3, 1]], [[8, 8], [9, 9]], [[0, 4], [0, 5]]]
+    # Point 2 of the first cloud, which has two, is nobody: not the first of the next one.
+    assert out.tolist() == [[[2, 0], [3, 0]], [[8, 8], [9, 9]], [[0, 4], [0, 5]]]
     FUNCTIONS["stack_group_points_backward"](
         torch.ones(3, 2, 2), index, groups, points, grad, b=2, c=2, m=3, n=5, nsample=2
     )
-    assert grad[:, 0].tolist() == [1, 1, 1, 0, 2]
+    assert grad[:, 0].tolist() == [0, 1, 1, 0, 2]

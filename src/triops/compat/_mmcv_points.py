@@ -93,10 +93,13 @@ def roipoint_pool3d_forward(
 
 
 def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
-    """Indices [M, K] within clouds as rows of all points; -1 stays. Counts are of each cloud."""
+    """Indices [M, K] within clouds as rows of all points, -1 where the cloud has no such point. Counts are of each cloud."""
     starts = point_counts.cumsum(0) - point_counts
-    start = starts.repeat_interleave(index_counts.long(), output_size=len(indices))
-    return torch.where(indices < 0, -1, indices + start[:, None])
+    start, size = (
+        each.repeat_interleave(index_counts.long(), output_size=len(indices))[:, None]
+        for each in (starts, point_counts)
+    )
+    return torch.where((indices < 0) | (indices >= size), -1, indices + start).to(indices.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

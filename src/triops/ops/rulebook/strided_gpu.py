@@ -472,7 +472,7 @@ def _scan_chunk(
             tl.store(at, rest, mask=hit)
 
 
-@_gpu.kernel(unaligned=("owners",))
+@_gpu.kernel(unaligned=("owners", "repeats"))
 def _rank_kernel(
     indices, ranks, owners, repeats, outputs, second, slots_at, repeats_at, count, length, rows, batch, T, Z, Y, X,
     KEPT: tl.constexpr, INVERT: tl.constexpr, BLOCK: tl.constexpr, SEARCHED: tl.constexpr, TAPS: tl.constexpr,
