@@ -84,6 +84,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "nms_rotated": (triops.nms_rotated, {
         "boxes": ROTATED, "scores": SCORES, "iou_threshold": 0.5, "labels": torch.zeros(5, dtype=torch.int64),
         "clockwise": True, "margin": 0.0}),
+    "min_area_polygons": (triops.min_area_polygons, {"pointsets": QUADS}),
     "nms_quadri": (triops.nms_quadri, {
         "boxes": QUADS, "scores": SCORES, "iou_threshold": 0.5, "labels": torch.zeros(5, dtype=torch.int64)}),
     "nms3d": (triops.nms3d, {"boxes": BOXES_3D, "scores": SCORES, "iou_threshold": 0.5, "margin": 0.0}),

@@ -18,6 +18,7 @@ from triops.ops.gather_points import gather_points, gather_points_backward, grou
 from triops.ops.get_indice_pairs import get_indice_pairs, sparse_output_shape
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.knn import knn, three_nn
+from triops.ops.min_area_polygons import min_area_polygons
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
 from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
@@ -74,6 +75,7 @@ __all__ = [
     "group_points",
     "ingroup_inds",
     "knn",
+    "min_area_polygons",
     "ms_deform_attn",
     "ms_deform_attn_backward",
     "nms",

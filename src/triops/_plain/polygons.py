@@ -175,26 +175,3 @@ def _cut(points: Tensor, count: Tensor, begin: Tensor, end: Tensor) -> tuple[Ten
 def _packed(points: Tensor, valid: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """The valid points in front, and how many they are."""
     return corners(points, _front(valid)[..., :slots]), valid.sum(-1)
-
-
-def smallest_rectangles(points: Tensor) -> Tensor:
-    """Corners [N, 4, 2] of the rectangle of least area around points [N, K, 2].
-
-    One of its sides lies on a side of the hull. In axes turned by less than a quarter they are
-    (right, bottom), (left, bottom), (left, top), (right, top).
-    """
-    p = corners(points, hull(points))
-    side = p.roll(-1, 1) - p
-    dx, dy = side.unbind(-1)
-    x = torch.where((dx > 0) & (dy >= 0), dx, torch.where((dx <= 0) & (dy > 0), dy, torch.where(dx < 0, -dx, -dy)))
-    y = torch.where((dx > 0) & (dy >= 0), dy, torch.where((dx <= 0) & (dy > 0), -dx, torch.where(dx < 0, -dy, dx)))
-    length = torch.hypot(x, y)
-    u = torch.where((length > 0)[..., None], torch.stack([x, y], -1) / length[..., None], 0.0)
-    v = torch.stack([-u[..., 1], u[..., 0]], -1)
-    along, across = u @ p.mT, v @ p.mT  # [N, sides, corners]
-    left, right, bottom, top = along.amin(-1), along.amax(-1), across.amin(-1), across.amax(-1)
-    area = torch.where(length > 0, (right - left) * (top - bottom), torch.inf)
-    best = area.argmin(-1, keepdim=True)
-    left, right, bottom, top = (t.gather(-1, best) for t in (left, right, bottom, top))
-    u, v = (t.gather(1, best[..., None].expand(-1, -1, 2))[:, 0] for t in (u, v))
-    return torch.stack([x * u + y * v for x, y in ((right, bottom), (left, bottom), (left, top), (right, top))], 1)

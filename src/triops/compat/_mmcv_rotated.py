@@ -66,7 +66,7 @@ def convex_giou(pointsets: Tensor, polygons: Tensor, output: Tensor) -> None:
 
 
 def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
-    polygons.copy_(plain.smallest_rectangles(_points(pointsets, 9)).flatten(1))
+    polygons.copy_(triops.min_area_polygons(pointsets))
 
 
 def _points(rows: Tensor, count: int) -> Tensor:
