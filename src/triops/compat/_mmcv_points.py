@@ -93,7 +93,7 @@ def roipoint_pool3d_forward(
 
 
 def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
-    """Indices [M, K] within clouds as rows of all points, -1 where the cloud has no such point. Counts are of each cloud."""
+    """Indices [M, K] within clouds as rows of all points, -1 where there is none. Counts are of each cloud."""
     starts = point_counts.cumsum(0) - point_counts
     start, size = (
         each.repeat_interleave(index_counts.long(), output_size=len(indices))[:, None]
