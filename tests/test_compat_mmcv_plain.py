@@ -468,3 +468,19 @@ def test_rotated_feature_align_gives_its_gradient_to_the_features(ext, points):
     torch.testing.assert_close(got, 1 + expected)
     with pytest.raises(ValueError, match="points must be 1 or 5, got 3"):
         rotated_feature_align(features, boxes, 0.7, 3)
+
+
+# points
+
+
+def test_stack_group_points_reads_zeros_where_an_index_is_beyond_its_own_cloud(ext):
+    features = torch.arange(1.0, 6.0)[:, None]  # two points of the first cloud, three of the second
+    counts, groups = torch.tensor([2, 3], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+    indices = torch.tensor([[1, 2], [2, 3], [0, -1]], dtype=torch.int32)
+    output, grad = torch.full((3, 1, 2), torch.nan), torch.zeros(5, 1)
+    ext.stack_group_points_forward(features, counts, indices, groups, output, b=2, c=1, m=3, nsample=2)
+    assert output.squeeze(1).tolist() == [[2, 0], [5, 0], [3, 0]]
+    ext.stack_group_points_backward(
+        torch.ones_like(output), indices, groups, counts, grad, b=2, c=1, m=3, n=5, nsample=2
+    )
+    assert grad.flatten().tolist() == [0, 1, 1, 0, 1]
