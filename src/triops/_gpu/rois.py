@@ -131,12 +131,17 @@ def over_channels(x, CHANNELS_LAST: tl.constexpr):
 @triton.jit
 def output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST: tl.constexpr):
     """Offsets of a tile of the outputs."""
-    at = over_bins(number, CHANNELS_LAST).to(tl.int64)
-    c = over_channels(channel, CHANNELS_LAST).to(tl.int64)
+    at = over_bins(number, CHANNELS_LAST)
+    return bin_offsets(roi, at, over_channels(channel, CHANNELS_LAST), bins, channels, CHANNELS_LAST)
+
+
+@triton.jit
+def bin_offsets(roi, number, channel, bins, channels, CHANNELS_LAST: tl.constexpr):
+    """Offsets of outputs that lie in memory one way or the other; bins and channels of any shape."""
     if CHANNELS_LAST:
-        return (roi * bins + at) * channels + c
+        return (roi * bins + tl.cast(number, tl.int64)) * channels + channel.to(tl.int64)
     else:
-        return (roi * channels + c) * bins + at
+        return (roi * channels + channel.to(tl.int64)) * bins + tl.cast(number, tl.int64)
 
 
 @triton.jit

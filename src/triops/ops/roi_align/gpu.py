@@ -1,9 +1,11 @@
 """roi_align on GPU: a program takes a block of bins of one box and a block of channels.
 
-Channels lie across the lanes where the map is channels-last, bins where it is NCHW. Positions are worked out once per
-bin and sample. Each bin begins with its own first sample near the map, so that a box far larger than the map costs no
-more steps than the map has pixels. The gradient is added up by atomics in float32; where deterministic algorithms are
-asked for, one program per image and block of channels walks boxes and bins in order, one lane per channel.
+Channels lie across the lanes where the map is channels-last, bins where it is NCHW. A map that is NCHW is copied to
+channels-last first where the boxes read a good part of it. Positions are worked out once per bin and sample. Where the
+number of samples is adaptive, each bin begins with its own first sample near the map, so that a box far larger than the
+map costs no more steps than the map has pixels; means over them have kernels of their own (`adaptive_gpu.py`). The
+gradient is added up by atomics in float32; where deterministic algorithms are asked for, one program per image and
+block of channels walks boxes and bins in order, one lane per channel.
 """
 
 import torch
@@ -13,26 +15,31 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._gpu.arithmetic import as_mask, divide, from_bits
+from triops._gpu.maps import in_format
 from triops._gpu.rois import (
     add_bilinear,
+    bin_offsets,
     check_images_if_strict,
     cut_box,
     image_of,
     neighbors,
-    output_offsets,
     over_bins,
     over_channels,
+    pixel_offsets,
     plane_offsets,
     read_bilinear,
     sample_position,
     samples_within,
     tile_of,
-    warps_of,
 )
 from triops._rois import empty_in_format, format_of
+from triops.ops.roi_align import adaptive_gpu
 from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
-NUMBERS = {2: 256, 4: 128, 8: 128}  # bins times channels of a program of one warp, by the bytes of an element
+# Bins times channels of a program of one warp, by the bytes of an element: of a map that is channels-last, or NCHW.
+NUMBERS = {True: {2: 1024, 4: 512, 8: 256}, False: {2: 256, 4: 128, 8: 128}}
+BACK = {4: 128, 8: 128}
+ADAPTIVE_SAMPLES = 16  # that a bin is taken to have where their number is adaptive and the host does not know it
 LEAST = tl.constexpr(LOWEST)
 OFF = tl.constexpr(NOWHERE)
 
@@ -42,21 +49,49 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
-    batch, channels, height, width = input.shape
-    layout = format_of(input)
-    channels_last, maximum = layout == torch.channels_last, mode == "max"
-    bins = pooled_height * pooled_width
-    bin_block, channel_block = tile_of(bins, channels, NUMBERS[input.element_size()], channels_last)
-    blocks = _gpu.cdiv(bins, bin_block)
-    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
-        input.contiguous(memory_format=layout), boxes.contiguous(), output,
-        positions[0] if maximum else output, positions[1] if maximum else output,
-        batch, channels, height, width, pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale),
-        max(sampling_ratio, 0),
-        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
-        BINS=bin_block, CHANNELS=channel_block, num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
-    )  # fmt: skip
+    boxes, last = boxes.contiguous(), format_of(input) == torch.channels_last
+    input = input.contiguous(memory_format=format_of(input))
+
+    def launch(moved):
+        maps = in_format(input, channels_last=True) if moved else input
+        if sampling_ratio <= 0 and mode == "avg":
+            adaptive_gpu.forward(maps, boxes, output, spatial_scale, bool(aligned), last or moved, last)
+        else:
+            places = positions if mode == "max" else []
+            _sample(maps, boxes, output, places, spatial_scale, sampling_ratio, bool(aligned), last or moved, last)
+
+    _launch(
+        launch, last, input.shape, output.shape, sampling_ratio, ("forward", input.dtype, boxes.dtype, aligned, mode)
+    )
     return output, positions[0], positions[1]
+
+
+def _launch(launch, channels_last, shape, pooled, sampling_ratio, key):
+    """`launch(moved)`: a map that is NCHW is moved to channels-last first, where boxes read a good part of it."""
+    if channels_last:
+        launch(False)
+        return
+    batch, channels, height, width = shape
+    samples = pooled[0] * pooled[2] * pooled[3] * (sampling_ratio**2 if sampling_ratio > 0 else ADAPTIVE_SAMPLES)
+    key = ("roi_align", *key, sampling_ratio <= 0, channels, pooled[2] * pooled[3])
+    _gpu.compile_once(key, lambda: (launch(False), launch(True)))
+    launch(samples >= batch * height * width)
+
+
+def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, aligned, maps_last, output_last):
+    """Fill `output`, and where they are to be filled the positions of maxima, from samples of `maps`."""
+    batch, channels, height, width = maps.shape
+    _, _, rows, columns = output.shape
+    bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[maps_last][maps.element_size()], maps_last)
+    blocks = _gpu.cdiv(rows * columns, bin_block)
+    grid = boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block)
+    sizes = batch, channels, height, width, rows, columns, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0)
+    options = {"ALIGNED": aligned, "CHANNELS_LAST": maps_last, "OUTPUT_LAST": output_last, "BINS": bin_block,
+               "CHANNELS": channel_block, "num_warps": 1, "enable_fp_fusion": False}  # fmt: skip
+    if positions:
+        _maximum_kernel[grid](maps, boxes, output, *positions, *sizes, ADAPTIVE=sampling_ratio <= 0, **options)
+    else:
+        _mean_kernel[grid](maps, boxes, output, *sizes, **options)
 
 
 def roi_align_backward(
@@ -64,29 +99,49 @@ def roi_align_backward(
     channels_last,
 ):  # fmt: skip
     check_images_if_strict("roi_align_backward", boxes, batch)
-    total, channels, rows, columns = grad_output.shape
-    shape = (batch, channels, height, width)
+    shape = (batch, grad_output.shape[1], height, width)
     real = compute_dtype(grad_output.dtype)
-    grad = empty_in_format(shape, real, grad_output.device, channels_last).zero_()
-    if grad.numel() and grad_output.numel():
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        maximum, in_order = mode == "max", torch.are_deterministic_algorithms_enabled()
-        bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
-        if in_order:
-            bin_block, channel_block = 1, 32
-        blocks = _gpu.cdiv(rows * columns, bin_block)
-        given = grad_output.contiguous(memory_format=layout)
-        argmax_y, argmax_x = (
-            (p.contiguous(memory_format=layout) for p in (argmax_y, argmax_x)) if maximum else (grad, grad)
-        )
-        _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
-            given, boxes.contiguous(), argmax_y, argmax_x, grad, total, batch, channels, height, width, rows, columns,
-            blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=maximum, CHANNELS_LAST=channels_last,
-            IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-            num_warps=1 if in_order else warps_of(bin_block * channel_block), enable_fp_fusion=False,
-        )  # fmt: skip
-    return grad.to(grad_output.dtype)
+    device, in_order = grad_output.device, torch.are_deterministic_algorithms_enabled()
+    if grad_output.numel() == 0 or 0 in shape:
+        return empty_in_format(shape, grad_output.dtype, device, channels_last).zero_()
+    boxes = boxes.contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    given, *places = (p.contiguous(memory_format=layout) for p in (grad_output, argmax_y, argmax_x) if p.dim() == 4)
+    made = []
+
+    def launch(moved):
+        last = channels_last or moved
+        grad = empty_in_format(shape, real, device, last).zero_()
+        if sampling_ratio <= 0 and mode == "avg" and not in_order:
+            adaptive_gpu.backward(grad, boxes, given, spatial_scale, bool(aligned), last, channels_last)
+        else:
+            _give(grad, boxes, given, places, spatial_scale, sampling_ratio, aligned, in_order, last, channels_last)
+        made[:] = [in_format(grad, channels_last, grad_output.dtype) if moved else grad.to(grad_output.dtype)]
+
+    if in_order:
+        launch(False)
+    else:
+        key = "backward", grad_output.dtype, boxes.dtype, aligned, mode
+        _launch(launch, channels_last, shape, grad_output.shape, sampling_ratio, key)
+    return made[0]
+
+
+def _give(
+    grad, boxes, given, places, spatial_scale, sampling_ratio, aligned, in_order, grad_last, given_last
+):  # fmt: skip
+    batch, channels, height, width = grad.shape
+    total, _, rows, columns = given.shape
+    bin_block, channel_block = tile_of(rows * columns, channels, BACK[grad.element_size()], grad_last)
+    if in_order:
+        bin_block, channel_block = 1, 32
+    blocks = _gpu.cdiv(rows * columns, bin_block)
+    _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+        given, boxes, *(places or (grad, grad)), grad, total, batch, channels, height, width, rows, columns, blocks,
+        _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
+        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=bool(places), CHANNELS_LAST=grad_last,
+        GIVEN_LAST=given_last, IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -103,11 +158,63 @@ def _axis(
 
 
 @_gpu.kernel(specialize=("channels",))
-def _forward_kernel(
+def _mean_kernel(
+    input, boxes, output, batch, channels, height, width, rows, columns, blocks, scale, ratio,
+    ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, OUTPUT_LAST: tl.constexpr, BINS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The mean over `ratio` x `ratio` samples. It is bound by its instructions, so rows are found once per row."""
+    REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
+    roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
+    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    bins = rows * columns
+    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    image, exists = image_of(boxes, roi, batch, 5)
+    factor = from_bits(scale, REAL)
+    start_y, length_y, samples, finite_y = cut_box(boxes, roi, 1, factor, rows, ratio, False, ALIGNED, REAL)
+    start_x, length_x, _, finite_x = cut_box(boxes, roi, 0, factor, columns, ratio, False, ALIGNED, REAL)
+    base_y = start_y + (number // columns).to(REAL) * length_y
+    base_x = start_x + (number % columns).to(REAL) * length_x
+    steps = tl.where(exists & finite_y & finite_x, samples, 0)
+    plane = input + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
+    zero = tl.zeros([BINS], tl.int32)
+    result = tl.zeros([BINS, CHANNELS] if CHANNELS_LAST else [CHANNELS, BINS], REAL)
+    for i in range(steps):
+        on_y, low_y, high_y, part_y = neighbors(sample_position(base_y, length_y, ratio, zero + i), height)
+        upper = plane + pixel_offsets(low_y, zero, width, channels, CHANNELS_LAST)
+        lower = plane + pixel_offsets(high_y, zero, width, channels, CHANNELS_LAST)
+        for j in range(steps):
+            on_x, low_x, high_x, part_x = neighbors(sample_position(base_x, length_x, ratio, zero + j), width)
+            mask = over_bins(on_y & on_x, CHANNELS_LAST) & valid
+            left = pixel_offsets(zero, low_x, width, channels, CHANNELS_LAST)
+            right = pixel_offsets(zero, high_x, width, channels, CHANNELS_LAST)
+            result = _add(result, (1.0 - part_y) * (1.0 - part_x), upper + left, mask, CHANNELS_LAST)
+            result = _add(result, (1.0 - part_y) * part_x, upper + right, mask, CHANNELS_LAST)
+            result = _add(result, part_y * (1.0 - part_x), lower + left, mask, CHANNELS_LAST)
+            result = _add(result, part_y * part_x, lower + right, mask, CHANNELS_LAST)
+    count = tl.maximum(samples.to(REAL) * samples.to(REAL), 1.0)
+    result = divide(result, tl.zeros(result.shape, REAL) + count)
+    to = bin_offsets(
+        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, OUTPUT_LAST
+    )
+    tl.store(output + to, result.to(output.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _add(result, weight, pixels, mask, CHANNELS_LAST: tl.constexpr):
+    """The result and a pixel per bin by its weight, fused: the kernel itself must not, for the positions' sake."""
+    value = tl.load(pixels, mask=mask, other=0.0).to(result.dtype)
+    return tl.fma(over_bins(weight, CHANNELS_LAST), value, result)
+
+
+@_gpu.kernel(specialize=("channels",))
+def _maximum_kernel(
     input, boxes, output, argmax_y, argmax_x, batch, channels, height, width, rows, columns, blocks, scale, ratio,
-    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, OUTPUT_LAST: tl.constexpr,
     BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """The highest sample of each bin, and where it lies: the bits of the reference, so nothing is fused."""
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
     number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
@@ -127,15 +234,13 @@ def _forward_kernel(
     steps_x = tl.where(readable, tl.max(end_x - begin_x, 0), 0)
     plane = input + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
     nothing = tl.zeros([BINS, CHANNELS] if CHANNELS_LAST else [CHANNELS, BINS], REAL)
-    result = nothing
     best_y = nothing + OFF
     best_x = nothing + OFF
     some = readable & (samples_y > 0) & (samples_x > 0)
-    if MAXIMUM:
-        # What is skipped in front is a 0 that competes first.
-        skipped = ((begin_y > 0) | (begin_x > 0)) & as_mask(some, begin_y)
-        result = tl.where(over_bins(skipped, CHANNELS_LAST), nothing, nothing + LEAST)
-        result = tl.where(readable, result, 0.0)
+    # What is skipped in front is a 0 that competes first.
+    skipped = ((begin_y > 0) | (begin_x > 0)) & as_mask(some, begin_y)
+    result = tl.where(over_bins(skipped, CHANNELS_LAST), nothing, nothing + LEAST)
+    result = tl.where(readable, result, 0.0)
     for i in range(steps_y):
         sample_y = begin_y + i
         within_y = sample_y < end_y
@@ -152,27 +257,21 @@ def _forward_kernel(
             value = read_bilinear(
                 plane, low_y, high_y, part_y, low_x, high_x, part_x, width, channels, load, CHANNELS_LAST, REAL
             )
-            if MAXIMUM:
-                greater = over_bins(within_y & within_x, CHANNELS_LAST) & (value > result)
-                result = tl.where(greater, value, result)
-                best_y = tl.where(greater, over_bins(tl.where(on_map, y, OFF), CHANNELS_LAST), best_y)
-                best_x = tl.where(greater, over_bins(tl.where(on_map, x, OFF), CHANNELS_LAST), best_x)
-            else:
-                result = result + value
-        if MAXIMUM:
-            behind = over_bins(within_y & (end_x < samples_x), CHANNELS_LAST) & (result < 0.0)
-            result = tl.where(behind, 0.0, result)
-            best_y = tl.where(behind, OFF, best_y)
-            best_x = tl.where(behind, OFF, best_x)
-    to = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
-    if MAXIMUM:
-        behind = over_bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
+            greater = over_bins(within_y & within_x, CHANNELS_LAST) & (value > result)
+            result = tl.where(greater, value, result)
+            best_y = tl.where(greater, over_bins(tl.where(on_map, y, OFF), CHANNELS_LAST), best_y)
+            best_x = tl.where(greater, over_bins(tl.where(on_map, x, OFF), CHANNELS_LAST), best_x)
+        behind = over_bins(within_y & (end_x < samples_x), CHANNELS_LAST) & (result < 0.0)
         result = tl.where(behind, 0.0, result)
-        tl.store(argmax_y + to, tl.where(behind, OFF, best_y), mask=valid)
-        tl.store(argmax_x + to, tl.where(behind, OFF, best_x), mask=valid)
-    else:
-        count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
-        result = divide(result, nothing + count)
+        best_y = tl.where(behind, OFF, best_y)
+        best_x = tl.where(behind, OFF, best_x)
+    to = bin_offsets(
+        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, OUTPUT_LAST
+    )
+    behind = over_bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
+    result = tl.where(behind, 0.0, result)
+    tl.store(argmax_y + to, tl.where(behind, OFF, best_y), mask=valid)
+    tl.store(argmax_x + to, tl.where(behind, OFF, best_x), mask=valid)
     tl.store(output + to, result.to(output.dtype.element_ty), mask=valid)
 
 
@@ -181,7 +280,7 @@ def _give_back(
     given, boxes, argmax_y, argmax_x, grad, roi, block, own_image, batch, channels, height, width, rows, columns,
     factor, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+    GIVEN_LAST: tl.constexpr, IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
@@ -193,7 +292,9 @@ def _give_back(
     if IN_ORDER:
         readable = readable & (image == own_image)
     plane = grad + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
-    source = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
+    source = bin_offsets(
+        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, GIVEN_LAST
+    )
     if MAXIMUM:
         valid = valid & as_mask(readable, valid)
         value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
@@ -236,7 +337,7 @@ def _give_back(
 def _backward_kernel(
     given, boxes, argmax_y, argmax_x, grad, total, batch, channels, height, width, rows, columns, blocks, scale, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, MAXIMUM: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+    GIVEN_LAST: tl.constexpr, IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = grad.dtype.element_ty
     factor = from_bits(scale, REAL)
@@ -246,11 +347,11 @@ def _backward_kernel(
                 _give_back(
                     given, boxes, argmax_y, argmax_x, grad, tl.cast(roi, tl.int64), block, tl.program_id(0), batch,
                     channels, height, width, rows, columns, factor, ratio,
-                    ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+                    ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, GIVEN_LAST, IN_ORDER, BINS, CHANNELS,
                 )  # fmt: skip
     else:
         _give_back(
             given, boxes, argmax_y, argmax_x, grad, tl.cast(tl.program_id(0) // blocks, tl.int64),
             tl.program_id(0) % blocks, 0, batch, channels, height, width, rows, columns, factor, ratio,
-            ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+            ADAPTIVE, ALIGNED, MAXIMUM, CHANNELS_LAST, GIVEN_LAST, IN_ORDER, BINS, CHANNELS,
         )  # fmt: skip
