@@ -95,12 +95,11 @@ def _shares_kernel(
         # A sample reads the pixels less than one away from it, and from just off the map the one at the border.
         sample, behind = samples_within(bases, length, samples, pixel.to(REAL) - 1.0, pixel.to(REAL) + 1.0, True)
         share = tl.zeros([PIXELS], REAL)
-        for _ in range(tl.max(behind - sample, 0)):
-            on_map, one, other, part = neighbors(sample_position(bases, length, samples, sample), size)
-            reads = on_map & (sample < behind)
+        for i in range(tl.max(behind - sample, 0)):
+            on_map, one, other, part = neighbors(sample_position(bases, length, samples, sample + i), size)
+            reads = on_map & (sample + i < behind)
             share += tl.where(reads & (one == pixel), 1.0 - part, 0.0)
             share += tl.where(reads & (other == pixel), part, 0.0)
-            sample += 1
         share = divide(share, tl.zeros([PIXELS], REAL) + samples.to(REAL))
         tl.store(shares + at + pixel, share, mask=pixel < end)
         some = (share > 0.0) & (pixel < end)
