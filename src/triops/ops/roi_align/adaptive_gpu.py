@@ -29,25 +29,27 @@ from triops._gpu.rois import (
 
 ROWS, COLUMNS = 4, 4  # pixels of a bin that a program takes at a time
 CHANNELS = {2: 64, 4: 64, 8: 32}  # of a program, by the bytes of an element
+PLANES = 16  # of a program, where the map is NCHW
 WARPS = 1
 MOST_BYTES = 2**28  # of the shares that are held at a time
 
 
 def forward(maps, boxes, output, spatial_scale, aligned, maps_last, output_last):
     """Fill `output` [K, C, PH, PW] with means over `maps` [N, C, H, W]. *_last: in memory order [N, H, W, C]."""
-    _per_bin(_forward_kernel, maps, boxes, output, spatial_scale, aligned, maps_last, output_last, maps.dtype)
+    _per_bin(_forward_kernel, maps, boxes, output, spatial_scale, aligned, maps_last, output_last)
 
 
 def backward(grad, boxes, given, spatial_scale, aligned, grad_last, given_last):
     """Add the part of `given` [K, C, PH, PW] to each pixel of `grad` [N, C, H, W], of float32 or float64."""
-    _per_bin(_backward_kernel, grad, boxes, given, spatial_scale, aligned, grad_last, given_last, grad.dtype)
+    _per_bin(_backward_kernel, grad, boxes, given, spatial_scale, aligned, grad_last, given_last)
 
 
-def _per_bin(kernel, maps, boxes, pooled, spatial_scale, aligned, maps_last, pooled_last, dtype):
+def _per_bin(kernel, maps, boxes, pooled, spatial_scale, aligned, maps_last, pooled_last):
     batch, channels, height, width = maps.shape
     total, _, rows, columns = pooled.shape
-    real, device = compute_dtype(dtype), maps.device
-    block = min(_gpu.next_power_of_2(channels), _gpu.block(CHANNELS[dtype.itemsize], interpreted=1024))
+    real, device = compute_dtype(maps.dtype), maps.device
+    block = _gpu.block(CHANNELS[maps.element_size()] if maps_last else PLANES, interpreted=1024)
+    block = min(_gpu.next_power_of_2(channels), block)
     per_box = rows * height + columns * width
     step = min(total, max(1, MOST_BYTES // (per_box * real.itemsize)))
     shares = torch.empty((step, per_box), dtype=real, device=device)
@@ -153,16 +155,18 @@ def _forward_kernel(
     image, _ = image_of(boxes, own + begin, batch, 5)
     plane = maps + plane_offsets(image, channel, height, width, channels, MAPS_LAST)
     pixel = tl.arange(0, ROWS * COLUMNS)
+    step = tl.cast(width, tl.int64) * ROWS * (channels if MAPS_LAST else 1)
     total = tl.zeros([ROWS * COLUMNS, CHANNELS] if MAPS_LAST else [CHANNELS, ROWS * COLUMNS], REAL)
     for x in range(first_x, end_x, COLUMNS):
         column = x + pixel % COLUMNS
         share_x = tl.load(of_x + column, mask=column < end_x, other=0.0)
+        at = pixel_offsets(first_y + pixel // COLUMNS, column, width, channels, MAPS_LAST)
         for y in range(first_y, end_y, ROWS):
             row = y + pixel // COLUMNS
             share = share_x * tl.load(of_y + row, mask=row < end_y, other=0.0)
-            at = pixel_offsets(row, column, width, channels, MAPS_LAST)
             value = tl.load(plane + at, mask=over_bins(share > 0.0, MAPS_LAST) & valid, other=0.0)
             total += over_bins(share, MAPS_LAST) * value.to(REAL)
+            at += step
     result = tl.sum(total, 0 if MAPS_LAST else 1)
     to = bin_offsets(own + begin, number, channel, rows * columns, channels, POOLED_LAST)
     tl.store(pooled + to, result.to(pooled.dtype.element_ty), mask=channel < channels)
@@ -185,12 +189,14 @@ def _backward_kernel(
     source = bin_offsets(own + begin, number, channel, rows * columns, channels, POOLED_LAST)
     given = over_channels(tl.load(pooled + source, mask=channel < channels, other=0.0).to(REAL), MAPS_LAST)
     pixel = tl.arange(0, ROWS * COLUMNS)
+    step = tl.cast(width, tl.int64) * ROWS * (channels if MAPS_LAST else 1)
     for x in range(first_x, end_x, COLUMNS):
         column = x + pixel % COLUMNS
         share_x = tl.load(of_x + column, mask=column < end_x, other=0.0)
+        at = pixel_offsets(first_y + pixel // COLUMNS, column, width, channels, MAPS_LAST)
         for y in range(first_y, end_y, ROWS):
             row = y + pixel // COLUMNS
             share = share_x * tl.load(of_y + row, mask=row < end_y, other=0.0)
-            at = pixel_offsets(row, column, width, channels, MAPS_LAST)
             mask = over_bins(share > 0.0, MAPS_LAST) & valid
             tl.atomic_add(plane + at, over_bins(share, MAPS_LAST) * given, mask=mask, sem="relaxed")
+            at += step

@@ -193,8 +193,8 @@ def _mean_kernel(
             result = _add(result, (1.0 - part_y) * part_x, upper + right, mask, CHANNELS_LAST)
             result = _add(result, part_y * (1.0 - part_x), lower + left, mask, CHANNELS_LAST)
             result = _add(result, part_y * part_x, lower + right, mask, CHANNELS_LAST)
-    count = tl.maximum(samples.to(REAL) * samples.to(REAL), 1.0)
-    result = divide(result, tl.zeros(result.shape, REAL) + count)
+    one = tl.cast(1.0, REAL)
+    result *= divide(one, tl.maximum(samples.to(REAL) * samples.to(REAL), one))
     to = bin_offsets(
         roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, OUTPUT_LAST
     )

@@ -64,8 +64,8 @@ _CASES: list[tuple[str, _Make, Any]] = [
        maps((1, 3, 4, 6), 0, (1, 2), ratio, mode=mode, aligned=aligned, scale=1.0, boxes=scenes.STRANGE_BOXES,
             channels_last=aligned), "boundary")
       for mode, aligned, ratio in (("avg", True, 0), ("avg", False, 2), ("max", True, 0), ("max", True, 2))),
-    ("a box on a large map, adaptive", maps((1, 3, 40, 50), 1, (1, 2), 0), "boundary"),
-    ("a box on a large map, the highest", maps((1, 3, 40, 50), 1, (1, 2), 2, mode="max"), "boundary"),
+    ("one box on a large map, adaptive", maps((1, 3, 40, 50), 1, (1, 2), 0), "boundary"),
+    ("one box on a large map, the highest", maps((1, 3, 40, 50), 1, (1, 2), 2, mode="max"), "boundary"),
     ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
     ("no channels", maps((1, 0, 6, 8), 2), "boundary"),
     ("no images", maps((0, 3, 6, 8), 0), "boundary"),
