@@ -33,8 +33,18 @@ def test_nearest_points_are_those_of_a_loop(lattice, k):
     assert torch.equal(tc.knn(x.double(), y.double(), k), nearest_by_loop(x.double(), y.double(), k))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_fourth_axis_of_zeros_changes_nothing(axes, dtype):
+    """Up to three are searched by `triops.knn`, more by all distances."""
+    x, y = (cloud(n, n, lattice)[:, :axes].to(dtype) for n, lattice in ((90, True), (30, False)))
+    x[3] = torch.nan
+    wide = (torch.cat([t, t.new_zeros(len(t), 4 - axes)], 1) for t in (x, y))
+    assert torch.equal(tc.knn(x, y, 100), tc.knn(*wide, 100))
+
+
 def test_work_in_parts_changes_nothing(monkeypatch):
-    x, y = cloud(40, 0, True), cloud(17, 1, True)
+    x, y = torch.nn.functional.pad(cloud(40, 0, True), (0, 1)), torch.nn.functional.pad(cloud(17, 1, True), (0, 1))
     whole = tc.knn(x, y, 5), tc.radius(x, y, 1.5)
     monkeypatch.setattr(_neighbors, "DISTANCES", 100)
     assert torch.equal(tc.knn(x, y, 5), whole[0])

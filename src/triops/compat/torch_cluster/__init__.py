@@ -1,7 +1,7 @@
 """torch_cluster without a compiler: importing this module supplies `torch_cluster`, unless it is installed.
 
-knn, radius, fps, grid_cluster and nearest, in plain torch on any device; the functions are here to be called directly
-too. graclus_cluster, random_walk and neighbor_sampler are not there and raise by name.
+knn, radius, fps, grid_cluster and nearest on any device, most in plain torch; the functions are here to be called
+directly, too. graclus_cluster, random_walk and neighbor_sampler are not there and raise by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Neighbours and samples of point sets: what `torch_cluster` asks for, in plain torch.
 
 Everything goes through `nearest`, `within` and `furthest`, which search all points, a bounded number of distances at a
-time. Non-finite points are nobody's neighbours.
+time; the nearest in up to three dimensions are found by `triops.knn`. Non-finite points are nobody's neighbours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+import triops
+from triops._neighbors import MOST_NEIGHBORS
 
 DISTANCES = 2**24  # held at a time
 
@@ -20,6 +24,11 @@ def nearest(points: Tensor, queries: Tensor, k: int, cosine: bool = False) -> tu
     Of equal distances the lower index is nearer.
     """
     k = min(k, points.shape[0])
+    searched = points.is_floating_point() and points.dtype == queries.dtype and not cosine
+    if searched and points.shape[1] in (1, 2, 3) and 0 < k <= MOST_NEIGHBORS:
+        space = (0, 3 - points.shape[1])  # with an axis of zeros distances stay the same numbers
+        indices, _ = triops.knn(pad(points, space), pad(queries, space), k, squared=True)
+        return indices.clamp(min=0).long(), indices >= 0
     rows, found = [], []
     for _, distance in _distances(points, queries, cosine):
         if distance.dtype == torch.float64:
