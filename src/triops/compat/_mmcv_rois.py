@@ -10,6 +10,7 @@ from torch import Tensor
 
 from triops._dtypes import compute_dtype
 from triops._plain import gradients, wide
+from triops._plain.deform_roi_pool import deform_roi_pool
 from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._rois import HALVES, format_of
 from triops.ops.prroi_pool import prroi_pool, prroi_pool_boxes_backward
@@ -117,6 +118,30 @@ def riroi_align_rotated_backward(
     )  # fmt: skip
 
 
+def deform_roi_pool_forward(
+    input: Tensor, rois: Tensor, offset: Tensor, output: Tensor, pooled_height: int, pooled_width: int,
+    spatial_scale: float, sampling_ratio: int, gamma: float,
+) -> None:  # fmt: skip
+    rules = pooled_height, pooled_width, spatial_scale, sampling_ratio, gamma
+    moved = offset.detach() if offset.numel() else None  # mmcv passes an empty tensor for none
+    output.copy_(deform_roi_pool(input.detach(), rois, moved, *rules))
+
+
+def deform_roi_pool_backward(
+    grad_output: Tensor, input: Tensor, rois: Tensor, offset: Tensor, grad_input: Tensor, grad_offset: Tensor,
+    pooled_height: int, pooled_width: int, spatial_scale: float, sampling_ratio: int, gamma: float,
+) -> None:  # fmt: skip
+    def pooled(features: Tensor, moved: Tensor | None = None) -> Tensor:
+        return deform_roi_pool(features, rois, moved, pooled_height, pooled_width, spatial_scale, sampling_ratio, gamma)
+
+    if offset.numel():
+        found = gradients(pooled, [wide(input), wide(offset)], grad_output)
+        grad_offset += found[1].to(grad_offset.dtype)
+    else:
+        found = gradients(pooled, [wide(input)], grad_output)
+    grad_input += found[0].to(grad_input.dtype)
+
+
 def prroi_pool_forward(
     input: Tensor, rois: Tensor, output: Tensor, pooled_height: int, pooled_width: int, spatial_scale: float
 ) -> None:
@@ -169,6 +194,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         roi_align_forward, roi_align_backward, roi_pool_forward, roi_pool_backward, roi_align_rotated_forward,
         roi_align_rotated_backward, riroi_align_rotated_forward, riroi_align_rotated_backward,
         rotated_feature_align_forward, rotated_feature_align_backward, prroi_pool_forward, prroi_pool_backward,
-        prroi_pool_coor_backward,
+        prroi_pool_coor_backward, deform_roi_pool_forward, deform_roi_pool_backward,
     )
 }  # fmt: skip
