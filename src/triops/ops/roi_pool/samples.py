@@ -12,14 +12,15 @@ from torch import Tensor
 from triops import scenes
 from triops._dtypes import compute_dtype
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
-from triops.ops.roi_pool import roi_pool, roi_pool_backward, roi_pool_forward
+from triops.ops.roi_pool import roi_pool, roi_pool_backward
+from triops.ops.roi_pool.reference import NONE, bins
 
 _F, _B = "roi_pool_forward", "roi_pool_backward"
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def maps(
-    shape: tuple[int, int, int, int], total: int, bins: tuple[int, int] = (7, 7), *, channels_last: bool = False,
+    shape: tuple[int, int, int, int], total: int, size: tuple[int, int] = (7, 7), *, channels_last: bool = False,
     scale: float = 0.25, boxes: list[list[float]] | None = None, rounded: bool = False,
 ) -> _Make:  # fmt: skip
     """Boxes of any size over and around the map, or those that are given; `rounded` features have equal maxima."""
@@ -27,20 +28,29 @@ def maps(
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         input = scenes.feature_map(shape, dtype, channels_last=channels_last)
         own = scenes.boxes_on_maps(shape, total, scale=scale, boxes=boxes).to(compute_dtype(dtype))
-        return input.round() if rounded else input, own, *bins, scale
+        return input.round() if rounded else input, own, *size, scale
 
     return make
 
 
 def _backward(make: _Make) -> _Make:
+    """A pixel of each bin, drawn at random, stands for its maximum: that takes no forward."""
+
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
-        input, boxes, *rest = make(dtype)
-        output, argmax = roi_pool_forward(input, boxes, *rest)
-        grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+        input, boxes, rows, columns, scale = make(dtype)
+        height, width = input.shape[2:]
+        shape = len(boxes), input.shape[1], rows, columns
+        top, bottom, left, right = bins(boxes, rows, columns, scale, height, width, dtype)
+        top, bottom = (edge[:, None, :, None] for edge in (top, bottom))
+        left, right = (edge[:, None, None, :] for edge in (left, right))
+        drawn = torch.rand((2, *shape), generator=torch.Generator().manual_seed(8))
+        row, column = top + (drawn[0] * (bottom - top)).long(), left + (drawn[1] * (right - left)).long()
+        argmax = torch.where((top < bottom) & (left < right), row * width + column, NONE).int()
         channels_last = input.stride(1) == 1 and not input.is_contiguous()
         if channels_last:
-            grad = grad.contiguous(memory_format=torch.channels_last)
-        return grad, boxes, argmax, input.shape[0], *input.shape[2:], channels_last
+            argmax = argmax.contiguous(memory_format=torch.channels_last)
+        grad = scenes.feature_map(shape, dtype, channels_last=channels_last, seed=9)
+        return grad, boxes, argmax, input.shape[0], height, width, channels_last
 
     return made
 
