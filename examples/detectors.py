@@ -74,8 +74,8 @@ def config(network: Network) -> Any:
     return Config.fromfile(folder / network.config)
 
 
-def build(network: Network, device: str = "cpu", seed: int = 0) -> nn.Module:
-    """The network of a config with random weights."""
+def build(network: Network, device: str = "cpu", seed: int = 0, changes: dict[str, Any] | None = None) -> nn.Module:
+    """The network of a config, some of whose settings may be changed ("backbone.depth": 18), with random weights."""
     from mmdet3d.registry import MODELS
     from mmdet3d.utils import register_all_modules
     from mmengine.logging import MMLogger
@@ -83,8 +83,10 @@ def build(network: Network, device: str = "cpu", seed: int = 0) -> nn.Module:
     MMLogger.get_instance("mmengine", log_level="WARNING")  # else every weight's initialisation is a line
     warnings.filterwarnings("ignore", module="mm(cv|det|det3d|engine)")
     register_all_modules()
+    settings = config(network)
+    settings.merge_from_dict({f"model.{key}": value for key, value in (changes or {}).items()})
     torch.manual_seed(seed)
-    model: nn.Module = MODELS.build(config(network).model)
+    model: nn.Module = MODELS.build(settings.model)
     model.init_weights()
     return model.to(device)
 

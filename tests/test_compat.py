@@ -120,6 +120,34 @@ def test_activation_supplies_the_extension_module_and_the_two_wrappers(libraries
     assert held.tolist() == [[[1], [0], [1]]]
 
 
+def test_sampling_and_nearest_neighbors_of_mmcv_do_without_a_cuda_device(libraries):
+    source = """
+import importlib
+
+ext_module = importlib.import_module("mmcv._ext")
+
+
+class Function:
+    def apply(*args):
+        raise RuntimeError("needs a CUDA device")
+
+
+furthest_point_sample = knn = Function.apply
+"""
+    write(libraries, {"mmcv/ops/furthest_point_sample.py": source, "mmcv/ops/knn.py": source})
+    _finder.install("mmcv")
+    line = torch.tensor([[[0.0, 0, 0], [1, 0, 0], [5, 0, 0], [2, 0, 0]]], requires_grad=True)
+    sample = importlib.import_module("mmcv.ops.furthest_point_sample").furthest_point_sample
+    assert sample(line, 3).tolist() == [[0, 2, 3]]
+    knn = importlib.import_module("mmcv.ops.knn").knn
+    nearest = knn(2, line, line[:, 1:].contiguous())
+    assert nearest.dtype == torch.int32
+    assert nearest.is_contiguous()
+    assert nearest.tolist() == [[[1, 2, 3], [0, 3, 1]]]  # of two at one distance the lower index
+    assert torch.equal(knn(2, line.mT, line[:, 1:].mT, True), nearest)
+    assert torch.equal(knn(2, line)[:, :, 1:], nearest)
+
+
 def test_activating_twice_is_activating_once(libraries):
     _finder.install("mmcv")
     _finder.install("mmcv", "pcdet")

@@ -251,7 +251,7 @@ except ModuleNotFoundError as error:
     assert in_a_new_process(code) == "mmcv._ext"
 
 
-def test_four_functions_of_mmcv_are_replaced_and_no_more() -> None:
+def test_six_functions_of_mmcv_are_replaced_and_no_more() -> None:
     import mmcv.ops  # noqa: F401
 
     ours = Path(triops.__file__).parent  # a checkout may have "triops" anywhere else in its path
@@ -263,7 +263,8 @@ def test_four_functions_of_mmcv_are_replaced_and_no_more() -> None:
         and Path(function.__code__.co_filename).is_relative_to(ours)
     }  # fmt: skip
     assert {name.rpartition(".")[2] for name in replaced} == {
-        "points_in_boxes_part", "points_in_boxes_all", "diff_iou_rotated_2d", "diff_iou_rotated_3d"
+        "points_in_boxes_part", "points_in_boxes_all", "diff_iou_rotated_2d", "diff_iou_rotated_3d",
+        "furthest_point_sample", "knn",
     }  # fmt: skip
 
 

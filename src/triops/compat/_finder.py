@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Modules of mmcv whose Python functions are replaced: see `triops.compat.mmcv.replace_wrappers`.
-WRAPPERS = ("mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated")
+WRAPPERS = (
+    "mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated", "mmcv.ops.furthest_point_sample", "mmcv.ops.knn"
+)  # fmt: skip
 
 # Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
 # files that every installation has, so ours is found first where it was asked for.

@@ -92,6 +92,11 @@ def roipoint_pool3d_forward(
     pooled_empty_flag.copy_(empty)
 
 
+def furthest_point_sample(points_xyz: Tensor, num_points: int) -> Tensor:
+    """In place of mmcv's Python function, which makes its tensors on a CUDA device wherever the points are."""
+    return triops.furthest_point_sample(points_xyz.detach(), num_points)
+
+
 def as_rows(indices: Tensor, index_counts: Tensor, point_counts: Tensor) -> Tensor:
     """Indices [M, K] within clouds as rows of all points, -1 where there is none. Counts are of each cloud."""
     starts = point_counts.cumsum(0) - point_counts

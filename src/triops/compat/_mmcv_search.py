@@ -56,6 +56,15 @@ def knn_forward(
     dist2_tensor.copy_(squares.clamp(max=1e10))
 
 
+def knn(k: int, xyz: Tensor, center_xyz: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """In place of mmcv's Python function, which asks for the current CUDA device: indices [B, k, M]."""
+    points, centers = xyz.detach(), (xyz if center_xyz is None else center_xyz).detach()
+    if transposed:
+        points, centers = points.mT, centers.mT
+    indices = triops.knn(points, centers, k)[0].clamp(min=0)  # as of knn_forward
+    return indices.mT.contiguous()
+
+
 def three_nn_forward(
     unknown_tensor: Tensor, known_tensor: Tensor, dist2_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int
 ) -> None:

@@ -137,15 +137,20 @@ def points_in_boxes_all(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def replace_wrappers(module: ModuleType) -> None:
-    """Functions of mmcv that are Python around a kernel: the one for points in boxes calls
-    `torch.cuda.current_device()`, which fails without a GPU; that of rotated boxes loses corners by rounding."""
-    replaced = (
-        points_in_boxes_part, points_in_boxes_all, _mmcv_rotated.diff_iou_rotated_2d, _mmcv_rotated.diff_iou_rotated_3d
-    )  # fmt: skip
-    for function in replaced:
-        original = getattr(module, function.__name__, None)
+    """Functions of mmcv that are Python around a kernel: those for points in boxes, sampling and nearest neighbors ask
+    for a CUDA device or its tensors, which fails without a GPU; those of rotated boxes lose corners by rounding."""
+    replaced: dict[str, Callable[..., Any]] = {
+        "points_in_boxes_part": points_in_boxes_part,
+        "points_in_boxes_all": points_in_boxes_all,
+        "diff_iou_rotated_2d": _mmcv_rotated.diff_iou_rotated_2d,
+        "diff_iou_rotated_3d": _mmcv_rotated.diff_iou_rotated_3d,
+        "furthest_point_sample": _mmcv_points.furthest_point_sample,
+        "knn": _mmcv_search.knn,
+    }
+    for name, function in replaced.items():
+        original = getattr(module, name, None)
         if original is not None:
-            setattr(module, function.__name__, functools.wraps(original)(function))
+            setattr(module, name, functools.wraps(original)(function))
 
 
 _finder.install("mmcv")
