@@ -37,7 +37,7 @@ from triops.ops.roi_align import adaptive_gpu
 from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 # Bins times channels of a program of one warp, by the bytes of an element: of a map that is channels-last, or NCHW.
-NUMBERS = {True: {2: 1024, 4: 512, 8: 256}, False: {2: 256, 4: 128, 8: 128}}
+NUMBERS = {True: {2: 256, 4: 256, 8: 256}, False: {2: 256, 4: 128, 8: 128}}
 BACK = {4: 128, 8: 128}
 ADAPTIVE_SAMPLES = 16  # that a bin is taken to have where their number is adaptive and the host does not know it
 LEAST = tl.constexpr(LOWEST)
