@@ -103,8 +103,9 @@ def made(description: Any) -> Tensor:
     count = description.get("distinct")
     if type(count) is int and 0 < count <= values.numel() and not dtype.is_floating_point:
         values = _drawn_distinct(values, count, int(low.min()), int(high.max()), seed)
-    if description.get("ascending") is True:
+    if description.get("ascending") is True and values.numel():
         values = values.sort(0).values
+        values[0], values[-1] = low.min(), high.max()  # offsets begin at 0 and end at the number of rows
     span = 1 + sum((n - 1) * s for n, s in zip(sizes, stride, strict=True)) if values.numel() else 0
     memory = torch.zeros(span, dtype=dtype)
     try:
