@@ -25,8 +25,8 @@ def min_area_polygons(pointsets: Tensor) -> Tensor:
         ValueError, TypeError: on a wrong shape or dtype.
 
     >>> import torch, triops
-    >>> triops.min_area_polygons(torch.tensor([[0.0, 0.0, 2.0, 0.0, 1.0, 1.0]]))
-    tensor([[2., 0., 0., 0., 0., 1., 2., 1.]])
+    >>> triops.min_area_polygons(torch.tensor([[0.0, 0.0, 4.0, 0.0, 1.0, 1.0]]))
+    tensor([[4., 0., 0., 0., 0., 1., 4., 1.]])
     """
     return _min_area_polygons(pointsets)  # type: ignore[no-any-return]
 
