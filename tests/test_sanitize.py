@@ -59,6 +59,47 @@ def test_no_answer_is_no_clean_run(tmp_path: Path, log: str, status: int) -> Non
     assert result.problem
 
 
+SLOW = """#!{python}
+import json, pathlib, sys, time
+value = lambda name: sys.argv[sys.argv.index(name) + 1]
+pathlib.Path(value("--log-file")).write_text({log!r})
+done = {{"nms": 3, "voxelize": 0}}
+pathlib.Path(value("--json")).write_text(json.dumps({{"done": done, "refused": [], "running": "voxelize"}}))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("log", ["", INVALID.partition("\n")[0]])
+def test_a_process_that_does_not_end_says_where_it_was_and_what_it_had_found(tmp_path: Path, log: str) -> None:
+    script = tmp_path / "compute-sanitizer"
+    script.write_text(SLOW.format(python=sys.executable, log=log))
+    script.chmod(0o755)
+    result = sanitize.sanitized(str(script), "memcheck", "network", 0.5, 0, grace=2.5)
+    assert not result.passed
+    assert (result.calls, result.missed) == (3, ["voxelize"])
+    assert result.findings == log
+    assert log or result.problem == "did not end within 3 s, in a call of voxelize"
+
+
+def test_findings_name_their_kernels() -> None:
+    log = (
+        "========= Uninitialized __global__ memory read of size 4 bytes\n"
+        "=========     at _nms_kernel+0x3a0 in gpu.py:9\n"
+        "========= Error: Race reported between Write access at _scan+0x1 in a.py:1\n"
+        "=========     and Read access at _scan+0x2 in a.py:2\n"
+    )
+    result = sanitize.Result("initcheck", "small", calls=1, operators=1, findings=log)
+    assert str(result).endswith("FINDINGS in _scan (2), _nms_kernel (1)")
+
+
+def test_the_processes_of_a_scene_are_one_line() -> None:
+    clean = sanitize.Result("memcheck", "network", calls=2, operators=2, seconds=3.0)
+    late = sanitize.Result("memcheck", "network", calls=1, operators=1, missed=["nms"], seconds=5.0, problem="too slow")
+    whole = sanitize.merged([clean, late])
+    assert str(whole) == "memcheck, network: 3 calls of 3 operators in 5 s: too slow; not reached: nms"
+    assert not whole.passed
+
+
 def test_the_planted_fault_must_be_found(tmp_path: Path) -> None:
     assert sanitize.planted_fault_is_found(stand_in(tmp_path, INVALID, 1)).passed
     assert not sanitize.planted_fault_is_found(stand_in(tmp_path, CLEAN, 0)).passed

@@ -1,28 +1,31 @@
 """`python -m triops.acceptance.sanitize`: the soak's calls of GPU kernels under compute-sanitizer.
 
-Each tool runs over each kind of call in a process of its own, for its share of the time:
+Each tool runs over each kind of call in processes of its own, for their share of the time:
     memcheck   accesses outside of buffers; every tensor is an allocation of its own
     racecheck  races in shared memory
     initcheck  reads of memory that nobody wrote
     small      small calls of every operator, half of them on streams of their own
     graphs     small calls, captured in CUDA graphs and replayed (in torch's own pools: no capture allocates otherwise)
     network    the network-scale samples
-First of all a planted fault, a Triton kernel that writes beside its buffer, must be found: a sanitizer that finds
-nothing there would find nothing anywhere. Exit status 1 on any finding. Where there is no GPU or no compute-sanitizer
-it says so, and the exit status is 0.
+What the time did not reach is named. First of all a planted fault, a Triton kernel that writes beside its buffer, must
+be found: a sanitizer that finds nothing there would find nothing anywhere. Exit status 1 on any finding. Where there is
+no GPU or no compute-sanitizer it says so, and the exit status is 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,9 +36,11 @@ import torch
 
 MODULE = "triops.acceptance.sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck")
-SCENES = {"small": 1, "graphs": 1, "network": 2}  # and their shares of the time
+SCENES = {"small": 1, "graphs": 1, "network": 3}  # and the processes that share its operators
+LOG_SHOWN = 20_000  # characters
 FOUND = 86  # the exit status by which the sanitizer says that it found something
-GRACE = 240.0  # seconds beyond its share after which a process is given up
+SAID = re.compile(r"=========.*(Invalid|Misaligned|Uninitialized|hazard|Race reported)")  # how findings begin
+GRACE = 240.0  # seconds beyond its share after which a process is given up, unless another number is asked for
 SECONDS = 600.0
 
 
@@ -57,17 +62,28 @@ class Result:
 
     def __str__(self) -> str:
         head = f"{self.tool}, {self.scene}: {self.calls} calls of {self.operators} operators in {self.seconds:.0f} s"
-        words = [self.problem or ("FINDINGS" if self.findings else "clean")]
+        words = [f"FINDINGS in {_kernels(self.findings)}"] if self.findings else []
+        words += [self.problem] if self.problem else []
+        words = words or ["clean"]
         words += [f"not reached: {', '.join(self.missed)}"] if self.missed else []
         words += [f"{len(self.refused)} calls raised, first {self.refused[0]}"] if self.refused else []
         return f"{head}: {'; '.join(words)}"
 
 
+def _kernels(log: str) -> str:
+    """The kernels that a log names, and how often."""
+    counts = Counter(name[:80] for name in re.findall(r"\bat (?:0x[0-9a-f]+ in )?(\S.*?)\+0x[0-9a-f]+", log))
+    return ", ".join(f"{name} ({n})" for name, n in counts.most_common()) or "no kernel that it names"
+
+
 # Inside of a sanitized process
 
 
-def run_calls(scene: str, seconds: float, seed: int, out: Path) -> None:
-    """Calls until the time is up, each operator once before any comes again; what was done goes to a JSON file."""
+def run_calls(scene: str, seconds: float, seed: int, out: Path, part: int = 0) -> None:
+    """Calls until the time is up, each operator once before any comes again; what was done goes to a JSON file.
+
+    part: which of the scene's processes this is.
+    """
     import triops  # noqa: F401
     from triops import _sample
     from triops._op import OPERATORS
@@ -79,6 +95,7 @@ def run_calls(scene: str, seconds: float, seed: int, out: Path) -> None:
     if scene == "network":
         scales = {s.operator for s in _sample.all_samples() if s.scale == "network"}
         names = [n for n in names if n in scales]
+    names = names[part :: SCENES[scene]]
     done: dict[str, int] = dict.fromkeys(names, 0)
     refused: list[str] = []
     started = time.monotonic()
@@ -86,6 +103,7 @@ def run_calls(scene: str, seconds: float, seed: int, out: Path) -> None:
     while time.monotonic() - started < seconds and not (scene == "network" and min(done.values(), default=1)):
         deck = deck or rng.sample(names, len(names))
         name = deck.pop()
+        out.write_text(json.dumps({"done": done, "refused": refused, "running": name}))
         try:
             _one_call(name, scene, rng)
         except Exception as error:  # the sanitizer judges, but what raises was not looked at
@@ -154,7 +172,9 @@ def find_sanitizer() -> str | None:
     return found
 
 
-def sanitized(sanitizer: str, tool: str, scene: str, seconds: float, seed: int) -> Result:
+def sanitized(
+    sanitizer: str, tool: str, scene: str, seconds: float, seed: int, part: int = 0, grace: float = GRACE
+) -> Result:
     """One process under one tool."""
     result = Result(tool, scene)
     with tempfile.TemporaryDirectory(prefix="triops-sanitize-") as folder:
@@ -164,33 +184,62 @@ def sanitized(sanitizer: str, tool: str, scene: str, seconds: float, seed: int) 
         if tool == "memcheck":
             command += ["--report-api-errors", "no"]  # torch asks for what may be missing, and handles it
         command += [sys.executable, "-m", MODULE, "--inside", scene, "--seconds", str(seconds), "--seed", str(seed)]
-        command += ["--json", str(out)]
+        command += ["--part", str(part), "--json", str(out)]
         environment = dict(os.environ)
         if scene != "graphs":
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         started = time.monotonic()
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds + GRACE)
-        except subprocess.TimeoutExpired:
-            result.problem = f"did not end within {seconds + GRACE:.0f} s"
-            return result
+        status, stdout, stderr = _run_for(seconds + grace, command, environment)
         result.seconds = time.monotonic() - started
-        words = log.read_text(errors="replace") if log.is_file() else done.stdout
-        if out.is_file():
+        words = log.read_text(errors="replace") if log.is_file() else stdout
+        counts: dict[str, Any] = {"done": {}, "refused": []}
+        with contextlib.suppress(OSError, ValueError):  # not begun, or ended while it wrote
             counts = json.loads(out.read_text())
-            result.calls, result.refused = sum(counts["done"].values()), counts["refused"]
-            result.operators = sum(1 for n in counts["done"].values() if n)
-            result.missed = [name for name, n in counts["done"].items() if not n]
-        judge(result, done.returncode, words, done.stderr)
+        result.calls, result.refused = sum(counts["done"].values()), counts["refused"]
+        result.operators = sum(1 for n in counts["done"].values() if n)
+        result.missed = [name for name, n in counts["done"].items() if not n]
+        judge(result, status, words, stderr)
+        if status is None and not result.findings:
+            where = f", in a call of {counts['running']}" if counts.get("running") else ""
+            result.problem = f"did not end within {seconds + grace:.0f} s{where}"
     return result
 
 
-def judge(result: Result, status: int, log: str, stderr: str) -> None:
+def _run_for(seconds: float, command: list[str], environment: dict[str, str]) -> tuple[int | None, str, str]:
+    """The exit status, None where the time was up, and what was printed."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the sanitizer and the process that it looks at
+        stdout, stderr = process.communicate()
+        return None, stdout, stderr
+    return process.returncode, stdout, stderr
+
+
+def merged(results: list[Result]) -> Result:
+    """Those of one tool and one scene as one."""
+    whole = Result(results[0].tool, results[0].scene)
+    for result in results:
+        whole.calls += result.calls
+        whole.operators += result.operators
+        whole.missed += result.missed
+        whole.refused += result.refused
+        whole.seconds = max(whole.seconds, result.seconds)
+    whole.findings = "\n".join(r.findings for r in results if r.findings)
+    whole.problem = "; ".join(r.problem for r in results if r.problem)
+    return whole
+
+
+def judge(result: Result, status: int | None, log: str, stderr: str) -> None:
     """What the exit status, the sanitizer's log and the program's own words say together."""
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", log)
     hazards = int(summary[1]) if summary else 0
-    if status == FOUND or hazards:
-        result.findings = log.strip()[-6000:] or f"exit status {status}"
+    unfinished = summary is None and SAID.search(log)  # given up before it could count
+    if status == FOUND or hazards or unfinished:
+        result.findings = log.strip()[:LOG_SHOWN] or f"exit status {status}"
     elif summary is None:
         result.problem = f"no summary, exit status {status}: {(log + stderr).strip()[-1500:]}"
     elif status != 0:
@@ -219,15 +268,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tool", action="append", choices=TOOLS, help="again for more; all if none")
     parser.add_argument("--scene", action="append", choices=SCENES, help="again for more; all if none")
     parser.add_argument("--seed", type=int, default=0, help="which calls")
+    parser.add_argument("--grace", type=float, default=GRACE, help="seconds beyond its share that a last call may take")
     parser.add_argument("--no-warmup", action="store_true", help="do not compile the kernels beforehand")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     parser.add_argument("--inside", choices=(*SCENES, "fault"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside == "fault":
         run_fault()
         return 0
     if options.inside:
-        run_calls(options.inside, options.seconds, options.seed, options.json)
+        run_calls(options.inside, options.seconds, options.seed, options.json, options.part)
         return 0
 
     sanitizer = find_sanitizer()
@@ -243,22 +294,27 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"the planted fault is {'found' if fault.passed else 'NOT found: ' + fault.problem}", flush=True)
     if not fault.passed:
         return 1
-    jobs = [(tool, scene) for scene in options.scene or SCENES for tool in options.tool or TOOLS]
-    unit = options.seconds * max(1, options.jobs) / sum(SCENES[scene] for _, scene in jobs)
+    pairs = [(tool, scene) for scene in options.scene or SCENES for tool in options.tool or TOOLS]
+    processes = sum(SCENES[scene] for _, scene in pairs)
+    share = min(options.seconds, options.seconds * max(1, options.jobs) / processes)
     results = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        tasks = [
-            pool.submit(sanitized, sanitizer, tool, scene, unit * SCENES[scene], options.seed) for tool, scene in jobs
-        ]
-        for task in tasks:
-            results.append(task.result())
+        tasks = {
+            pair: [
+                pool.submit(sanitized, sanitizer, *pair, share, options.seed, part, options.grace)
+                for part in range(SCENES[pair[1]])
+            ]
+            for pair in pairs
+        }
+        for parts in tasks.values():
+            results.append(merged([part.result() for part in parts]))
             print(results[-1], flush=True)
     for result in results:
         if result.findings:
             print(f"\n{result.tool}, {result.scene}:\n{result.findings}")
     calls, failed = sum(r.calls for r in results), [r for r in results if not r.passed]
-    verdict = f"{len(failed)} of {len(jobs)} processes with findings or problems" if failed else "clean"
-    print(f"{calls} calls in {len(jobs)} processes: {verdict}")
+    verdict = f"{len(failed)} of {len(pairs)} kinds of runs with findings or problems" if failed else "clean"
+    print(f"{calls} calls in {processes} processes: {verdict}")
     if options.json:
         from triops.acceptance.results import environment
 
