@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import triops
+from triops._cpu.cache import is_part_of_the_key
 
 PACKAGE = Path(triops.__file__).parent
 MODULES = {
@@ -66,6 +67,21 @@ def test_no_operator_takes_another_operators_private_names(module: str) -> None:
         assert not name.startswith("_"), f"{at}, a private name of {owner}"
         if owner not in SHARED_OPERATORS and not module.endswith(".samples"):
             assert other == f"triops.ops.{owner}", f"{at} from inside of {owner}: give it a room of its own"
+
+
+def test_what_cpu_kernels_are_compiled_from_is_part_of_their_cache_key() -> None:
+    """A constant of any file that a kernel imports, directly or not, is frozen into what the cache holds."""
+    kernels = [
+        m for m in MODULES if any((other, name) == ("triops._cpu.jit", "jit") for other, name, _ in imports_of(m))
+    ]
+    assert len(kernels) > 40
+    todo, seen = list(kernels), set[str]()
+    while todo:
+        module = todo.pop()
+        if module in MODULES and module != "triops" and module not in seen:
+            seen.add(module)
+            todo += [other for other, _, _ in imports_of(module)]
+    assert not [m for m in seen if not is_part_of_the_key(str(MODULES[m].relative_to(PACKAGE)))]
 
 
 def test_helpers_of_kernels_that_two_operators_define_alike_have_one_home() -> None:
