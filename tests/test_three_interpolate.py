@@ -43,6 +43,20 @@ def test_a_point_that_is_not_finite_stays_with_its_own_places() -> None:
         assert found[0, 0].tolist() == [torch.inf, 60]
 
 
+@pytest.mark.parametrize("wild", [torch.inf, torch.nan])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_minus_1_adds_nothing_even_with_a_weight_or_a_gradient_that_is_not_finite(backend: str, wild: float) -> None:
+    weights = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.5, wild]]])
+    assert run(backend, "three_interpolate", (FEATURES, INDICES, weights, False)).tolist() == [[[20, 60], [2, 6]]]
+    assert run(backend, "three_interpolate", (FEATURES.mT, INDICES, weights, True)).mT.tolist() == [[[20, 60], [2, 6]]]
+    grad = torch.tensor([[[1.0, wild], [0, 4]]])
+    of_features, of_weights = run(
+        backend, "three_interpolate_backward", (grad, FEATURES, INDICES, weights, False, True)
+    )
+    assert of_features[0, 1].tolist() == [0, 0, 6]
+    assert of_weights[0, 1, 2] == 0
+
+
 def test_indices_out_of_range_add_nothing_in_kernels_of_the_gpu() -> None:
     wild = torch.tensor([[[0, 1, 2], [2, 2**31 - 1, -(2**31)]]], dtype=torch.int32)
     assert run("gpu", "three_interpolate", (FEATURES, wild, WEIGHTS, False)).tolist() == [[[20, 40], [2, 4]]]

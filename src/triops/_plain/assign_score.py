@@ -18,4 +18,5 @@ def assign_score(points: Tensor, centers: Tensor, scores: Tensor, neighbors: Ten
     valid = valid & valid[..., :1]
     index = torch.where(valid, neighbors, 0).long()
     difference = wide(points)[batch, index] - wide(centers)[batch, index[..., :1]]  # [B, P, K, O]
+    difference = torch.where(valid[..., None], difference, 0)  # both, so that nothing that is not finite gets through
     return (torch.where(valid, wide(scores), 0)[..., None] * difference).permute(0, 3, 1, 2)
