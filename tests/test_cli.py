@@ -78,6 +78,19 @@ def test_help_and_version_import_neither_torch_nor_the_package(arguments: list[s
     assert int(count) < bare + 80, "argparse, pathlib, re and what they import; nothing else"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no times of child processes")
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    """Of a processor, since other work on the machine is no fault of the command: importing torch alone takes more."""
+
+    def seconds() -> float:
+        before = os.times()
+        python("-m", "triops_cli", "--help")
+        after = os.times()
+        return after.children_user - before.children_user + after.children_system - before.children_system
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such pipes")
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     read, write = os.pipe()
