@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from triops._plain import wide
 
+_COPIED = 1 << 24  # elements
+
 
 def carafe(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
     """features [N, C, H, W], masks [N, G * K * K, H * S, W * S] -> [N, C, H * S, W * S].
@@ -18,10 +20,12 @@ def carafe(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, s
     n, c, h, w = features.shape
     k, g, s = kernel_size, group_size, scale_factor
     padded = functional.pad(wide(features), [k // 2] * 4).view(n, g, c // g, h + k - 1, w + k - 1)
+    windows = padded.unfold(3, k, 1).unfold(4, k, 1)  # [n, g, c, h, w, k, k], a view
     weights = wide(masks).view(n, g, k, k, h, s, w, s)
     output = torch.zeros((), dtype=padded.dtype, device=padded.device)
-    for i in range(k):  # one tap at a time: all of them at once would be K * K times the output
-        for j in range(k):
-            pixels = padded[..., i : i + h, j : j + w]
-            output = output + pixels[..., :, None, :, None] * weights[:, :, i, j, None]
+    # A product copies its windows, which for all rows of the kernel at once may be many times the output.
+    rows = max(1, min(k, _COPIED // max(1, k * features.numel())))
+    for i in range(0, k, rows):
+        taps = windows[..., i : i + rows, :], weights[:, :, i : i + rows]
+        output = output + torch.einsum("ngchwij,ngijhswt->ngchswt", *taps)
     return output.reshape(n, c, h * s, w * s).to(features.dtype)
