@@ -142,10 +142,16 @@ def test_equals_the_definition(threshold: float, dtype: torch.dtype) -> None:
 
 
 IN_CHUNKS = ["nms[300 boxes]", "nms[300 boxes offset 1]", "nms[odd boxes]", "nms[300 boxes ties]", "nms[a chain]",
-             "nms_rotated[300 boxes labels]", "nms_rotated[odd boxes]", "nms_rotated[a chain]"]  # fmt: skip
+             "nms_rotated[a chain]"]  # fmt: skip
+SLOW_IN_CHUNKS = ["nms_rotated[300 boxes labels]", "nms_rotated[odd boxes]"]
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if str(s) in IN_CHUNKS], ids=str)
+@pytest.mark.parametrize(
+    "sample",
+    [s for s in SAMPLES if str(s) in IN_CHUNKS]
+    + [pytest.param(s, marks=pytest.mark.full) for s in SAMPLES if str(s) in SLOW_IN_CHUNKS],
+    ids=str,
+)
 def test_on_a_gpu_boxes_that_go_through_in_several_chunks_give_the_same_answer(sample: Any, monkeypatch: Any) -> None:
     from triops.ops.nms import gpu
 
@@ -155,7 +161,7 @@ def test_on_a_gpu_boxes_that_go_through_in_several_chunks_give_the_same_answer(s
     assert torch.equal(run("gpu", sample.operator, args).cpu(), run("reference", sample.operator, args))
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.01])
+@pytest.mark.parametrize("margin", [0.0, pytest.param(0.01, marks=pytest.mark.full)])
 def test_one_box_after_the_other_as_on_a_gpu_gives_the_same_answer(margin: float, monkeypatch: Any) -> None:
     """The interpreter compares 64 at once elsewhere."""
     from triops.ops.nms import gpu

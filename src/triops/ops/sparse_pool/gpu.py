@@ -73,6 +73,13 @@ def _tile(rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     return row, row < rows, channel, (row < rows)[:, None] & (channel < channels)[None, :]
 
 
+@triton.jit
+def _neighbor(line, exists, count):
+    """The input row that each output row meets under one offset; -1 for none, or for one that is not there."""
+    neighbor = tl.load(line, mask=exists, other=-1)
+    return tl.where(neighbor < count, neighbor, -1)
+
+
 @_gpu.kernel(specialize=("channels",))
 def _max_kernel(table, source, target, argmax, count, rows, channels, taps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     row, exists, channel, inside = _tile(rows, channels, HEIGHT, WIDTH)
@@ -80,13 +87,12 @@ def _max_kernel(table, source, target, argmax, count, rows, channels, taps, HEIG
     at = tl.full([HEIGHT, WIDTH], -1, tl.int32)
     line = table + row
     for k in range(taps):
-        met = tl.load(line, mask=exists, other=-1)
+        neighbor = _neighbor(line, exists, count)
         line += rows
-        met = tl.where(met < count, met, -1)
-        taken = inside & (met >= 0)[:, None]
-        value = tl.load(source + met.to(tl.int64)[:, None] * channels + channel[None, :], mask=taken, other=0.0)
+        valid = inside & (neighbor >= 0)[:, None]
+        value = tl.load(source + neighbor.to(tl.int64)[:, None] * channels + channel[None, :], mask=valid, other=0.0)
         value = value.to(best.dtype)
-        wins = taken & ((at < 0) | (value > best) | ((value != value) & (best == best)))
+        wins = valid & ((at < 0) | (value > best) | ((value != value) & (best == best)))
         best = tl.where(wins, value, best)
         at = tl.where(wins, k, at)
     place = row[:, None] * channels + channel[None, :]
@@ -102,13 +108,12 @@ def _max_backward_kernel(
     total = tl.zeros([HEIGHT, WIDTH], tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32)
     line = table + row
     for k in range(taps):
-        met = tl.load(line, mask=exists, other=-1)
+        neighbor = _neighbor(line, exists, count)
         line += rows
-        met = tl.where(met < count, met, -1)
-        taken = inside & (met >= 0)[:, None]
-        place = met.to(tl.int64)[:, None] * channels + channel[None, :]
-        taken = taken & (tl.load(argmax + place, mask=taken, other=-1) == k)
-        total += tl.load(source + place, mask=taken, other=0.0).to(total.dtype)
+        valid = inside & (neighbor >= 0)[:, None]
+        place = neighbor.to(tl.int64)[:, None] * channels + channel[None, :]
+        valid = valid & (tl.load(argmax + place, mask=valid, other=-1) == k)
+        total += tl.load(source + place, mask=valid, other=0.0).to(total.dtype)
     tl.store(target + row[:, None] * channels + channel[None, :], total.to(target.dtype.element_ty), mask=inside)
 
 
@@ -122,9 +127,8 @@ def _equals_backward_kernel(
     feature = tl.load(features + own, mask=inside, other=0.0).to(total.dtype)
     line = table + row
     for _ in range(taps):
-        neighbor = tl.load(line, mask=exists, other=-1)
+        neighbor = _neighbor(line, exists, count)
         line += rows
-        neighbor = tl.where(neighbor < count, neighbor, -1)
         valid = inside & (neighbor >= 0)[:, None]
         place = neighbor.to(tl.int64)[:, None] * channels + channel[None, :]
         wins = valid & (tl.load(output + place, mask=valid, other=0.0).to(total.dtype) == feature)
@@ -139,12 +143,11 @@ def _avg_kernel(table, source, target, number, count, rows, channels, taps, HEIG
     found = tl.zeros([HEIGHT], tl.int32)
     line = table + row
     for _ in range(taps):
-        met = tl.load(line, mask=exists, other=-1)
+        neighbor = _neighbor(line, exists, count)
         line += rows
-        met = tl.where(met < count, met, -1)
-        found += (met >= 0).to(tl.int32)
-        taken = inside & (met >= 0)[:, None]
-        value = tl.load(source + met.to(tl.int64)[:, None] * channels + channel[None, :], mask=taken, other=0.0)
+        found += (neighbor >= 0).to(tl.int32)
+        valid = inside & (neighbor >= 0)[:, None]
+        value = tl.load(source + neighbor.to(tl.int64)[:, None] * channels + channel[None, :], mask=valid, other=0.0)
         total += value.to(total.dtype)
     mean = total / tl.maximum(found, 1).to(total.dtype)[:, None]
     tl.store(target + row[:, None] * channels + channel[None, :], mean.to(target.dtype.element_ty), mask=inside)
@@ -159,11 +162,10 @@ def _avg_backward_kernel(
     total = tl.zeros([HEIGHT, WIDTH], tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32)
     line = table + row
     for _ in range(taps):
-        met = tl.load(line, mask=exists, other=-1)
+        neighbor = _neighbor(line, exists, count)
         line += rows
-        met = tl.where(met < count, met, -1)
-        divisor = tl.maximum(tl.load(number + met, mask=met >= 0, other=1), 1)
-        taken = inside & (met >= 0)[:, None]
-        value = tl.load(source + met.to(tl.int64)[:, None] * channels + channel[None, :], mask=taken, other=0.0)
+        divisor = tl.maximum(tl.load(number + neighbor, mask=neighbor >= 0, other=1), 1)
+        valid = inside & (neighbor >= 0)[:, None]
+        value = tl.load(source + neighbor.to(tl.int64)[:, None] * channels + channel[None, :], mask=valid, other=0.0)
         total += value.to(total.dtype) / divisor.to(total.dtype)[:, None]
     tl.store(target + row[:, None] * channels + channel[None, :], total.to(target.dtype.element_ty), mask=inside)
