@@ -28,7 +28,7 @@ def test_any_integer_is_a_group(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**62), 2**62), max_size=40))
 def test_the_numbers_are_those_of_counting(backend: str, groups: list[int]) -> None:
     seen: dict[int, int] = {}

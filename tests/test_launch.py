@@ -104,6 +104,7 @@ def test_data_loader_workers(method: str) -> None:
     assert all(torch.equal(batch[0], expected) for batch in loader)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_numba_threading_layers_do_not_matter(layer: str) -> None:
     """Nothing here uses Numba's layers; a program that chooses one must not notice triops."""
@@ -141,6 +142,7 @@ def test_no_writable_cache_directory() -> None:
     assert done.stdout.split("\n")[:2] == ["[[0, 0]]", "None"], done.stderr
 
 
+@pytest.mark.full
 def test_cache_directory_is_used_and_keyed_by_the_source(tmp_path) -> None:  # type: ignore[no-untyped-def]
     code = """
         import torch, triops

@@ -687,6 +687,7 @@ def train_on_rank(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_two_processes_share_gradients(tmp_path: Path):
     """The gradients of DistributedDataParallel are the mean of each process's own, also when one has no points left."""
@@ -746,6 +747,7 @@ def test_the_examples_of_the_documentation_run():
     exec(compile(code, "docs/sparse.md", "exec"), {"__name__": "docs"})
 
 
+@pytest.mark.full
 def test_the_example_learns_in_a_few_steps():
     example = runpy.run_path(str(ROOT / "examples" / "train_sparse_shapes.py"))
     assert example["main"](["--steps", "60", "--batch", "16", "--test-batches", "2", "--device", "cpu"]) > 0.6

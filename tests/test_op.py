@@ -105,6 +105,7 @@ def test_inputs_that_require_grad_are_welcome_and_integers_carry_no_gradient() -
     assert not out.requires_grad
 
 
+@pytest.mark.full
 def test_compiled_with_inductor_it_gives_the_same() -> None:
     import shutil
 
