@@ -1,7 +1,6 @@
 """Whole sparse networks on a GPU, triops plain, fused and captured against spconv: time, launches and memory.
 
     python benchmarks/encoders.py [--json FILE] [--quick]
-    python benchmarks/encoders.py --page     # the table of docs/speed.md from the stored results
 
 The encoder of SECOND (12 convolutions with batch norm and ReLU, 4 stages), a residual one and a UNet, the same weights
 and voxels for every library. Wall time is one synchronised call, median of interleaved rounds; GPU time and launches
@@ -254,35 +253,11 @@ def busy(case: Case) -> tuple[float, int]:
     return round(sum(event.device_time for event in kernels) / 1e3, 3), len(kernels)
 
 
-def page() -> None:
-    """Write the stored results into docs/speed.md, between its two marks."""
-    stored = json.loads((HERE / "results/encoders/h200.json").read_text())
-    kinds = ["triops", "fused", "captured", "spconv"]
-    columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
-    lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for row in stored["rows"]:
-        cells = [
-            " / ".join(form.format(row[kind][key]) if kind in row else "-" for kind in kinds) for key, form in columns
-        ]
-        wall = row["spconv"]["wall_ms"]
-        cells.insert(1, " / ".join(f"{wall / row[k]['wall_ms']:.2f}" if k in row else "-" for k in kinds[:3]))
-        lines.append(f"| {row['network']}, {row['voxels']:,} voxels | {' | '.join(cells)} |")
-    target = HERE.parent / "docs/speed.md"
-    head, rest = target.read_text().split("<!-- encoders -->\n")
-    tail = rest.split("<!-- end -->\n")[1]
-    target.write_text("\n".join([f"{head}<!-- encoders -->", *lines, "<!-- end -->", tail]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="inference only")
-    parser.add_argument("--page", action="store_true", help="write docs/speed.md from the stored results")
     options = parser.parse_args()
-    if options.page:
-        page()
-        return 0
     if not torch.cuda.is_available():
         print("benchmarks/encoders.py needs a GPU")
         return 0

@@ -1,8 +1,8 @@
-"""Write docs/results.md and its chart from benchmarks/results/*.json.
+"""Write docs/results.md, its chart and the table of docs/speed.md from benchmarks/results.
 
     python benchmarks/results_page.py [--check]
 
-With --check nothing is written; the exit status is 1 when the page is stale.
+With --check nothing is written; the exit status is 1 when a page is stale.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+SPEED = ROOT / "docs" / "speed.md"
 CHART = ROOT / "docs" / "images" / "results.svg"
 
 HEAD = """# Measured results
@@ -151,12 +152,11 @@ def page() -> str:
     files = [file for file in every if "cases" in file]
     parts = [HEAD, _summary()]
     for machine in dict.fromkeys(f["machine"] for f in files if _is_gpu(f)):
-        parts += [f"\n## {machine}\n{GPU_WORDS}", *(_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f))]
+        cases = [_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f)]
+        parts += [f"\n## {machine}\n{GPU_WORDS}", _folded("All cases, by operator", "".join(cases))]
     for machine in dict.fromkeys(f["machine"] for f in files if not _is_gpu(f)):
-        parts += [
-            f"\n## {machine}\n{CPU_WORDS}",
-            *(_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)),
-        ]
+        cases = [_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)]
+        parts += [f"\n## {machine}\n{CPU_WORDS}", _folded("All cases, by operator", "".join(cases))]
     for file in every:
         if "threads" in file and "cases" not in file and "networks" not in file:
             parts += [f"\n## A second thread\n{THREAD_WORDS}", _folded("All operators", _threads(file))]
@@ -242,8 +242,10 @@ def _efficiency(case: dict[str, Any]) -> str:
 
 
 def _tables(file: dict[str, Any], columns: dict[str, Any]) -> str:
-    """One table an operator; columns without a single value are left out."""
+    """One folded table per operator; columns without a single value are left out."""
     versions = ", ".join(f"{name} {file[name]}" for name in ("torch", "triton", "numba") if name in file)
+    notes = [f"{file['date']}, {versions}.", *(f"{file[key]}." for key in ("timer", "note") if file.get(key))]
+    words = f"<small>{' '.join(_sentence(n) for n in notes)}</small>"
     parts = []
     for operator in dict.fromkeys(case["operator"] for case in file["cases"]):
         cases = [case for case in file["cases"] if case["operator"] == operator]
@@ -256,9 +258,8 @@ def _tables(file: dict[str, Any], columns: dict[str, Any]) -> str:
         for i, case in enumerate(cases):
             values = " | ".join(column[i] for column in cells.values())
             lines.append(f"| {_cell(case['case'])} | {case.get('dtype', '')} | {values} |")
-        parts.append(_folded(operator, "\n" + "\n".join(lines) + "\n"))
-    notes = [f"{file['date']}, {versions}.", *(f"{file[key]}." for key in ("timer", "note") if file.get(key))]
-    return "".join(parts) + f"\n<small>{' '.join(_sentence(n) for n in notes)}</small>\n"
+        parts.append(_folded(operator, "\n" + "\n".join(lines) + f"\n\n{words}\n"))
+    return "".join(parts)
 
 
 def _folded(title: str, text: str) -> str:
@@ -284,9 +285,26 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def speed() -> str:
+    """docs/speed.md with the table of whole encoders between its two marks."""
+    kinds = ["triops", "fused", "captured", "spconv"]
+    columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
+    lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in json.loads((RESULTS / "encoders" / "h200.json").read_text())["rows"]:
+        cells = [
+            " / ".join(form.format(row[kind][key]) if kind in row else "-" for kind in kinds) for key, form in columns
+        ]
+        wall = row["spconv"]["wall_ms"]
+        cells.insert(1, " / ".join(f"{wall / row[k]['wall_ms']:.2f}" if k in row else "-" for k in kinds[:3]))
+        lines.append(f"| {row['network']}, {row['voxels']:,} voxels | {' | '.join(cells)} |")
+    before, rest = SPEED.read_text(encoding="utf-8").split("<!-- encoders -->\n")
+    return f"{before}<!-- encoders -->\n" + "\n".join(lines) + "\n<!-- end -->\n" + rest.split("<!-- end -->\n")[1]
+
+
 def main() -> int:
     stale = False
-    for path, fresh in ((PAGE, page()), (CHART, chart())):
+    for path, fresh in ((PAGE, page()), (CHART, chart()), (SPEED, speed())):
         old = path.is_file() and path.read_text(encoding="utf-8") == fresh
         if "--check" in sys.argv[1:]:
             stale |= not old

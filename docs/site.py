@@ -12,10 +12,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def on_config(config: Any) -> None:
-    """Put every page of docs/operators into the navigation, under its title, and the changelog at its end."""
-    pages = sorted((ROOT / "docs" / "operators").glob("*.md"))
-    operators = [{_title(page): f"operators/{page.name}"} for page in pages]
-    config.nav = [{"Operators": operators} if "Operators" in entry else entry for entry in config.nav]
+    """Put every page of an operator into the navigation, under its title, and the changelog at its end."""
+    folders = {"Operators": "operators", "How operators work": "operators/design"}
+    for entry in config.nav:
+        for name in folders.keys() & entry.keys():
+            entry[name] = _pages(folders[name])
     config.nav.append({"Changelog": "changelog.md"})
 
 
@@ -26,18 +27,35 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace `<!-- README: heading -->` by the table that the README has below this text."""
-    return re.sub(r"<!-- README: (.*?) -->", lambda found: _table(found[1]), markdown)
+    """Fill in `<!-- README: text -->`, the table that the README has below this text, and `<!-- results: folders -->`,
+    the lines of docs/results.md about the operators that these folders of src/triops/ops define."""
+    markdown = re.sub(r"<!-- README: (.*?) -->", lambda found: _table("README.md", found[1]), markdown)
+    return re.sub(r"<!-- results: (.*?) -->", lambda found: _results(found[1].split(", ")), markdown)
+
+
+def _pages(folder: str) -> list[dict[str, str]]:
+    pages = sorted((ROOT / "docs" / folder).glob("*.md"))
+    return [{_title(page): f"{folder}/{page.name}"} for page in pages]
 
 
 def _title(page: Path) -> str:
-    """The first heading, up to the first comma: pages of several operators go by the first."""
-    return page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ").split(",")[0]
+    """The first heading, up to the first comma or colon: pages of several operators go by the first."""
+    return re.split("[,:]", page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# "))[0]
 
 
-def _table(before: str) -> str:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = readme[readme.index(before) :].split("\n")
+def _results(folders: list[str]) -> str:
+    files = [ROOT / "src" / "triops" / "ops" / folder / "reference.py" for folder in folders]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    operators = {*re.findall(r"^def (\w+)\(", text, re.MULTILINE)}
+    head, rule, *rows = _table("docs/results.md", "## Summary").split("\n")
+    rows = [row for row in rows if row.split(" | ")[0].lstrip("| ") in operators]
+    return "\n".join([head, rule, *rows]) if rows else "No figures in `benchmarks/results` yet."
+
+
+def _table(file: str, before: str) -> str:
+    """The first table behind a text of a file."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    lines = text[text.index(before) :].split("\n")
     begin = next(i for i, line in enumerate(lines) if line.startswith("|"))
     end = next(i for i, line in enumerate(lines[begin:], begin) if not line.startswith("|"))
     return "\n".join(lines[begin:end]).replace("](docs/", "](")

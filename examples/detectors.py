@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,28 @@ def settle_norms(model: Any, data: dict[str, Any]) -> None:
         norm.momentum = momentum
 
 
+def draw(points: Tensor, truth: Any, found: Any, title: str, file: Path) -> None:
+    """The scene from above: its points, its objects, and the boxes that the network found."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
+    x, y = points[:, 0].cpu(), points[:, 1].cpu()
+    axis.scatter(x, y, s=0.4, c="#90a4ae", linewidths=0)
+    for boxes, color, width, name in ((truth.bboxes_3d, "#2e7d32", 3.0, "object"), (found, "#ef6c00", 1.3, "found")):
+        footprints = boxes.corners[:, (0, 3, 7, 4, 0), :2].cpu()
+        for number, corners in enumerate(footprints):
+            label = f"{name} ({len(footprints)})" if number == 0 else None
+            axis.plot(corners[:, 0], corners[:, 1], color=color, lw=width, label=label)
+    axis.set(aspect="equal", xlabel="x, m", ylabel="y, m", title=title)
+    axis.set(xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
+    axis.legend(loc="upper right", markerscale=8)
+    figure.savefig(file, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
 def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     """Builds, trains, predicts, and says what happened. True when the loss fell."""
     network = NETWORKS[name]
@@ -241,7 +264,13 @@ def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--picture", type=Path, default=Path(f"{name}.png"), help="of what was found, from above")
     options = parser.parse_args(arguments)
+    if find_spec("mmdet3d") is None:
+        raise SystemExit(
+            "mmdetection3d is not installed: pip install 'triops[mmdet3d]', then "
+            "pip install --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh (docs/dropin.md)"
+        )
     count = options.points or (CPU_POINTS if options.device == "cpu" else network.points)
     model = build(network, options.device, options.seed)
     weights = sum(p.numel() for p in model.parameters())
@@ -260,6 +289,11 @@ def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     print(f"loss {history[0]:.3f} -> {history[-1]:.3f} in {options.steps} steps, {trained:.1f} s on {options.device}")
     print(f"of that in triops {sum(spent.values()) / trained:.0%}: " + _most(spent, trained))
     print(f"{len(boxes.scores_3d)} boxes predicted, the best with a score of {_best(boxes.scores_3d):.2f}")
+    # Scores of a few steps are low, and so is the threshold of a config: as many of the best as there are objects.
+    best = boxes.scores_3d.argsort(descending=True)[: len(truth)]
+    title = f"{network.title}, {options.steps} steps on this scene: the {len(best)} boxes of the highest scores"
+    draw(points, truth, boxes.bboxes_3d[best], title, options.picture)
+    print(f"{options.picture}: the objects of the scene and what was found")
     return history[-1] < history[0]
 
 

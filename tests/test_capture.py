@@ -152,6 +152,14 @@ def test_from_points_to_a_map_all_shapes_are_fixed_and_the_map_is_the_same() -> 
     torch.testing.assert_close(program.module()(points), net([points[:100]]), rtol=1e-5, atol=1e-6)
 
 
+def test_from_points_to_a_map_compiles_without_a_graph_break() -> None:
+    net, points = detector(), cloud(700)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for count in (700, 300):  # the strided layer makes new sites, whose number nobody knows while tracing
+            torch.testing.assert_close(compiled(points[:count]), net(points[:count]), rtol=1e-5, atol=1e-6)
+
+
 def test_on_a_cpu_a_captured_network_is_the_network() -> None:
     net, x = encoder(), tensor()
     fast = capture(net, [x])

@@ -14,6 +14,15 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
+OPERATORS = sorted((DOCS / "operators").glob("*.md"))
+DESIGN = sorted((DOCS / "operators" / "design").glob("*.md"))
+USERS = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "design"]  # others: for those who change it
+
+# Tables to look things up in, and pictures: not read from one end to the other.
+LONG = {"docs/traceability.md", "docs/results.md", "docs/dropin.md", "docs/sparse.md", "docs/gallery.md"}
+# Times that are limits or properties of others, not measurements.
+RULES = {"docs/acceptance.md", "docs/dropin.md"}
+
 # Pages whose examples need something that the tests do not have.
 NOT_RUN = {
     "docs/acceptance.md": "a line of samples.py",
@@ -77,8 +86,50 @@ def test_a_page_begins_with_its_title_and_then_its_purpose(page: Path) -> None:
 def test_every_page_is_on_the_site() -> None:
     """The pages of operators are added by docs/site.py."""
     navigation = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page.parent.name != "operators"]
+    added = {*OPERATORS, *DESIGN}
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page not in added]
     assert sorted(navigation) == sorted(pages)
+
+
+@pytest.mark.parametrize("page", OPERATORS, ids=name_of)
+def test_an_operator_has_a_page_for_users_and_one_on_how_it_works(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Call", "Guarantees", "Limits", "Speed"]
+    assert examples_of(page)
+    assert f"](design/{page.name})" in text
+    assert f"](../{page.name})" in (page.parent / "design" / page.name).read_text(encoding="utf-8")
+    found = re.search(r"^<!-- results: (.*) -->$", text, re.MULTILINE)
+    assert found is not None
+    assert all((ROOT / "src/triops/ops" / folder / "reference.py").exists() for folder in found[1].split(", "))
+
+
+def test_every_operator_has_its_pages() -> None:
+    """A rulebook's operators are those of get_indice_pairs and sparse_conv."""
+    folders = {page.parent.name for page in (ROOT / "src/triops/ops").glob("*/reference.py")} - {"rulebook"}
+    assert {page.stem for page in OPERATORS} == folders
+    assert {page.stem for page in DESIGN} == folders
+
+
+@pytest.mark.parametrize("page", [page for page in USERS if name_of(page) not in LONG], ids=name_of)
+def test_a_page_for_users_fits_on_three_screens(page: Path) -> None:
+    """Of 50 lines of 120 characters each; what is folded takes one line, a picture 15."""
+    text = page.read_text(encoding="utf-8")
+    while "<details" in text:
+        text = re.sub(r"<details(?:(?!<details).)*?</details>", "folded", text, flags=re.DOTALL)
+    lines = [-(-len(line) // 120) or 1 for line in text.splitlines()]
+    assert sum(lines) + 15 * text.count("![") <= 150
+
+
+@pytest.mark.parametrize("page", [page for page in USERS if name_of(page) not in RULES], ids=name_of)
+def test_figures_of_speed_are_made_by_a_script(page: Path) -> None:
+    """Between markers that a script fills, or on a page that one writes."""
+    text = page.read_text(encoding="utf-8")
+    if "<!-- Generated from" in text:
+        return
+    written = re.sub(r"<!-- (\w+) -->.*?<!-- end -->", "", text, flags=re.DOTALL)
+    written = re.sub(r"```.*?```|`[^`]*`", "", written, flags=re.DOTALL)
+    units = r"x\b| times (?:as|faster)| ?(?:us|ms|milliseconds|microseconds|s|seconds)\b"
+    assert not re.findall(rf"\b[\d.]*\d(?:{units})", written)
 
 
 def test_make_installs_what_the_extra_for_the_site_names() -> None:

@@ -31,11 +31,12 @@ class Voxelization(nn.Module):
         self.voxel_size, self.point_range = list(voxel_size), list(point_range)
         self.max_points = max_points
         self.max_voxels = (max_voxels, max_voxels) if isinstance(max_voxels, int) else (max_voxels[0], max_voxels[1])
+        self._spatial_shape = grid_size(voxel_size, point_range)[::-1]  # once: torch.compile cannot trace NumPy's part
 
     @property
     def spatial_shape(self) -> list[int]:
         """Cells along z, y and x: the `spatial_shape` of a SparseConvTensor."""
-        return grid_size(self.voxel_size, self.point_range)[::-1]
+        return list(self._spatial_shape)
 
     def forward(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return voxelize(points, self.voxel_size, self.point_range, self.max_points, self._most())

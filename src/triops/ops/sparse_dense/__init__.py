@@ -60,7 +60,7 @@ def _check_site_rows(indices: Tensor, batch_size: int, spatial_shape: list[int])
         c.fail(f"spatial_shape must have from 1 to 4 entries, got {spatial_shape}")
     c.shape("indices", indices, "N", 1 + len(spatial_shape))
     c.dtype("indices", indices, _check.INDICES)
-    if indices.shape[0] > MAX_EXTENT:
+    if not isinstance(indices.shape[0], torch.SymInt) and indices.shape[0] > MAX_EXTENT:  # tracing: no condition of it
         c.fail(f"indices must have fewer than 2**31 rows, got {indices.shape[0]}")
     for name, size in (("batch_size", batch_size), *(("spatial_shape", size) for size in spatial_shape)):
         if not 0 <= size <= MAX_EXTENT:
