@@ -21,14 +21,14 @@ FIRST = {sample.operator: sample for sample in reversed(SAMPLES) if sample.scale
 
 
 def marks(sample: _sample.Sample, backend: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
-    """Other versions get all that kernels say in Triton, whose language changes, and one sample of a Numba kernel.
+    """Other versions get one sample of each kernel; `tests/compile_only.py` shows them every kernel's Triton.
 
     `make test` runs every sample in one dtype and one sample in every dtype, `make test-full` the rest.
     """
-    chosen = sample.scale == "general" and (backend == "gpu" or sample is FIRST[sample.operator])
+    first = sample is FIRST[sample.operator]
     if dtype == sample.dtypes[0]:
-        return [pytest.mark.versions] if chosen else []
-    return [] if sample is FIRST[sample.operator] else [pytest.mark.full]
+        return [pytest.mark.versions] if first else []
+    return [] if first else [pytest.mark.full]
 
 
 CASES = [
