@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 import triops.compat.mmcv  # noqa: F401 - mmdet3d imports mmcv.ops
-from triops.data import files
 from triops.data.engine_local import LocalEngine
 from triops.data.frames import FrameRef
 from triops.data.gtdb import GtDatabase
@@ -82,13 +81,10 @@ def triops_frame(job: GtDatabase, ref: FrameRef) -> tuple[np.ndarray, int]:
     begin = clock()
     frame = job.sources[0].load(ref)
     read = clock()
-    output = list(job.compute(ref, frame))
+    output = job.compute(ref, frame)
     found = clock()
-    *parts, (record, data) = output
-    for path, part in parts:
-        files.write(f"{job.out}/{path}", part)
-    files.write_whole(f"{job.out}/{record}", data, f"{job.out}/{job.place}/temporary")
-    return np.diff([begin, read, found, clock()], axis=0), sum(len(data) for _, data in output[:-1]) // 16
+    job.write(ref, output)
+    return np.diff([begin, read, found, clock()], axis=0), sum(len(data) for _, data in output.contents) // 16
 
 
 def mmdet3d_whole(root: Path, out: Path) -> None:

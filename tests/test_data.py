@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import triops_cli
-from triops.data import engine_local, engine_ray, files
+from triops.data import engine_local, engine_ray, files, records
 from triops.data.engine_local import LocalEngine
 from triops.data.frames import Frame, FrameError, FrameRef, points_of
 from triops.data.gtdb import GtDatabase, points_of_boxes
@@ -426,8 +426,12 @@ def test_a_run_that_is_killed_goes_on(kitti: Path, tmp_path: Path, expected: dic
         yield job(refs[0])
         yield job(refs[1])
         frame = job.sources[0].load(refs[2])
-        [(path, data), *_] = job.compute(refs[2], frame)
-        (tmp_path / path).write_bytes(bytes(data)[:5])  # as if there were no rename
+        output = job.compute(refs[2], frame)
+        [(name, data), *_] = output.contents
+        (tmp_path / output.folder / name).write_bytes(bytes(data)[:5])
+        (record,) = (tmp_path / job.place).glob("*.records")
+        with record.open("a") as file:
+            file.write(f"{refs[2].key} {output.record}"[:40])
         (tmp_path / job.place / "temporary" / "left-over").write_bytes(b"half of a file")
         raise KeyboardInterrupt
 
@@ -465,18 +469,53 @@ def test_a_url_is_a_place_like_any_other(kitti: Path, expected: dict[str, bytes]
 
 
 def test_files_that_were_there_are_overwritten_whatever_their_length(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.bin")
     for data in (b"12345", b"123", b"", b"123456"):
-        files.write(path, data)
-        assert files.read(path) == data
+        files.write(str(tmp_path), [("a.bin", data), ("b.bin", data[::-1])])
+        assert [files.read(str(tmp_path / name)) for name in ("a.bin", "b.bin")] == [data, data[::-1]]
 
 
-def test_a_damaged_record_is_one_sentence(kitti: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", ["{", "[]", '{"gt_idx": [0]}', '{"gt_idx": [], "box": "zz"}', "\udcff"])
+def test_a_frame_whose_record_is_damaged_is_done_again(
+    kitti: Path, tmp_path: Path, expected: dict[str, bytes], record: str
+) -> None:
     make(kitti, tmp_path)
-    for text in ("{", "[]", '{"gt_idx": [0]}'):
-        (tmp_path / ".kitti_dbinfos_train/000001.json").write_text(text)
-        with pytest.raises(JobError, match=r"000001\.json is damaged. Remedy: remove it"):
-            make(kitti, tmp_path)
+    path = tmp_path / ".kitti_dbinfos_train/all.records"
+    lines = path.read_text().splitlines()
+    lines[1] = f"000001 {record}"
+    path.write_text("\n".join([*lines, ""]), errors="surrogateescape")
+    again = make(kitti, tmp_path)
+    assert (again.before, again.tally.frames) == (FRAMES - 1, 1)
+    assert tree(tmp_path) == expected
+
+
+def test_a_later_record_of_a_frame_counts_and_one_without_an_end_does_not(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    records.append(folder, "a", "1")
+    records.append(folder, "b", "2")
+    records.put_together(folder, "ab", records.read(folder), folder)
+    assert tree(tmp_path) == {"all.records": b"a 1\nb 2\n"}
+    records.append(folder, "a", "3")
+    (part,) = tmp_path.glob("part-*")
+    with part.open("a") as file:
+        file.write("b 4")
+    assert records.read(folder) == {"a": "3", "b": "2"}
+    records.append(folder, "c", "5")
+    assert records.read(folder)["c"] == "5", "what a failed write left does not run into the next"
+
+
+def test_records_that_another_process_puts_together_meanwhile_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read_file = str(tmp_path), files.read
+    records.append(folder, "a", "1")
+
+    def late(path: str) -> bytes:
+        if "part-" in path:
+            records.put_together(folder, "a", {"a": "1"}, folder)
+        return read_file(path)
+
+    monkeypatch.setattr(files, "read", late)
+    assert records.read(folder) == {"a": "1"}
 
 
 # Bad frames
@@ -522,9 +561,12 @@ def test_a_bad_frame_is_named_and_the_others_are_done(
     assert [*result.bad] == ["000001"]
     assert result.bad["000001"].endswith(BAD[damage])
     done = tree(tmp_path / "out")
-    same = [name for name in expected if "/1_" not in name and "000001" not in name and "dbinfos_train.pkl" not in name]
+    together = ["kitti_dbinfos_train.pkl", ".kitti_dbinfos_train/all.records"]
+    same = [name for name in expected if "/1_" not in name and name not in together]
     assert same
     assert all(done[name] == expected[name] for name in same)
+    lines = expected[together[1]].splitlines()
+    assert done[together[1]].splitlines() == [line for line in lines if not line.startswith(b"000001 ")]
     assert not any(info["image_idx"] == 1 for info in infos(tmp_path / "out/kitti_dbinfos_train.pkl")["Car"])
     for name, data in kept.items():  # mended, it is done, and nothing tells that it was bad
         (own_kitti / name).write_bytes(data)

@@ -12,14 +12,14 @@ from triops._cpu.jit import inline, jit
 from triops._geometry.box.cpu import inside
 from triops._geometry.box_grid.cpu import build_grid, cell_of, keep_occupied
 
-TILE = 1024  # points whose cells stay in the L1 cache
+TILE = 1024  # points whose cells stay in the L1 cache, and that are passed over together where no box is near
 
 
 def rows_of_boxes(points: Any, boxes: Any, bottom: bool) -> tuple[Any, Any, bool]:
     """The rows in each box, box by box and in their order, less the first three fields of the box.
 
     points: float32 [N, C], contiguous; boxes: float32 [T, 7], contiguous; bottom: whether cz is a box's bottom.
-    -> rows float32 [K, C], where those of each box end int64 [T], whether x, y, z of all points are finite
+    -> rows float32 [K, C], where those of each box end int64 [T], whether x, y, z of all points are certainly finite
     A row in several boxes is there for each.
     """
     flat = points.reshape(-1).view()
@@ -49,24 +49,40 @@ def all_finite(flat):
 
 
 @inline
-def _find_cells(tile, features, count, extent, scale, bits, cell):
-    """Cells of a tile's points. -> not 0 if a coordinate is infinite or NaN: less itself, it is not 0"""
+def _look(tile, features, count, extent):
+    """-> not 0 if a point lies in the extent of all boxes; not 0 if a coordinate may be infinite or NaN
+
+    The sum of three numbers of which one is infinite or NaN is so too, and less itself it is not 0. Huge numbers may
+    add up to infinity as well.
+    """
     x0, x1, y0, y1, z0, z1 = extent[0], extent[1], extent[2], extent[3], extent[4], extent[5]
-    scale_x, scale_y = scale[0], scale[1]
-    not_finite = np.int32(0)
+    near, not_finite = np.int32(0), np.int32(0)
     for i in range(np.uint32(count)):  # unsigned, so that LLVM shuffles vectors where `features` is a constant
         j = np.uint32(features) * i
         x, y, z = tile[j], tile[j + np.uint32(1)], tile[j + np.uint32(2)]
+        near |= np.int32((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1) & (z >= z0) & (z <= z1))
+        total = x + y + z
+        not_finite |= np.int32((total - total) != 0)
+    return near, not_finite
+
+
+@inline
+def _find_cells(tile, features, count, extent, scale, bits, cell):
+    """Cells of a tile's points."""
+    x0, x1, y0, y1, z0, z1 = extent[0], extent[1], extent[2], extent[3], extent[4], extent[5]
+    scale_x, scale_y = scale[0], scale[1]
+    for i in range(np.uint32(count)):
+        j = np.uint32(features) * i
+        x, y, z = tile[j], tile[j + np.uint32(1)], tile[j + np.uint32(2)]
         cell[i] = cell_of(x, y, z, x0, x1, y0, y1, z0, z1, scale_x, scale_y, bits)
-        not_finite |= np.int32(((x - x) + (y - y) + (z - z)) != 0)
-    return not_finite
 
 
 @jit
 def _find_pairs(flat, features, frame, extent, scale, bits, first, box_of_cell, occupied, row, box, counts):
     """Pairs of a row and a box that holds it, by row; boxes' counts.
 
-    -> number of pairs, which may be more than there is room for; whether all points are finite
+    A sweep goes around, and most boxes are on one side of it: most tiles need no cells.
+    -> number of pairs, which may be more than there is room for; whether all points are certainly finite
     """
     cell, kept = np.empty(TILE, np.int32), np.empty(TILE + 1, np.uint32)
     rows, room, found, not_finite = flat.shape[0] // features, row.shape[0], 0, np.int32(0)
@@ -74,10 +90,14 @@ def _find_pairs(flat, features, frame, extent, scale, bits, first, box_of_cell, 
     for start in range(0, rows, TILE):
         count = min(TILE, rows - start)
         tile = flat[features * start : features * (start + count)]
+        near, strange = _look(tile, 4, count, extent) if features == 4 else _look(tile, features, count, extent)
+        not_finite |= strange
+        if near == 0:
+            continue
         if features == 4:
-            not_finite |= _find_cells(tile, 4, count, extent, scale, bits, cell)
+            _find_cells(tile, 4, count, extent, scale, bits, cell)
         else:
-            not_finite |= _find_cells(tile, features, count, extent, scale, bits, cell)
+            _find_cells(tile, features, count, extent, scale, bits, cell)
         for k in range(np.uint32(keep_occupied(cell, occupied, count, kept))):
             i = np.int64(kept[k])
             x, y, z = tile[features * i], tile[features * i + 1], tile[features * i + 2]
@@ -105,6 +125,7 @@ def _copy_rows(flat, features, boxes, row, box, pairs, ends, found):
         t = box[k]
         to, source = ends[t], features * row[k]
         ends[t] += 1
-        for c in range(features):
-            value = flat[source + c]
-            found[to, c] = value - boxes[t, c] if c < 3 else value
+        for c in range(3):
+            found[to, c] = flat[source + c] - boxes[t, c]
+        for c in range(3, features):
+            found[to, c] = flat[source + c]

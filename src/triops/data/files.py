@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -144,23 +145,41 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
         system.mv(unique, inside)
 
 
-def write(path: str, data: Data) -> None:
-    """Write a file that nobody reads before another one says that it is there.
+def write(folder: str, contents: Sequence[tuple[str, Data]]) -> None:
+    """Write files, by name and data, that nobody reads before a record says that they are there.
 
     A file that was there is not emptied first, so that writing the same once more never shows.
     """
-    if is_url(path):
-        system, inside = _system(path)
-        system.pipe_file(inside, bytes(data))
+    if is_url(folder):
+        for name, data in contents:
+            system, inside = _system(join(folder, name))
+            system.pipe_file(inside, bytes(data))
         return
+    # The system looks the folder up once, where it can.
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if os.open in os.supports_dir_fd else None
     try:
-        handle, new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), True
-    except FileExistsError:
-        handle, new = os.open(path, os.O_WRONLY), False
+        for name, data in contents:
+            path = name if at is not None else f"{folder}/{name}"
+            try:
+                handle, new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=at), True
+            except FileExistsError:
+                handle, new = os.open(path, os.O_WRONLY, dir_fd=at), False
+            try:
+                _write_all(handle, data)
+                if not new:
+                    os.ftruncate(handle, len(data))
+            finally:
+                os.close(handle)
+    finally:
+        if at is not None:
+            os.close(at)
+
+
+def append(path: str, data: Data) -> None:
+    """Add to the end of a file on a disk, which is created if need be."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         _write_all(handle, data)
-        if not new:
-            os.ftruncate(handle, len(data))
     finally:
         os.close(handle)
 

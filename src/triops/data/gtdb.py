@@ -6,17 +6,16 @@ The layouts are those of mmdetection3d 1.4 and OpenPCDet, which paste these obje
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from triops.data import cpu, files
-from triops.data.files import Data
+from triops.data import cpu, files, records
 from triops.data.frames import Frame, FrameRef, check_points
-from triops.data.job import Job, JobError, source_settings
+from triops.data.job import Job, JobError, Output, source_settings
 from triops.data.pickles import dump_pickle
 
 Z_ORIGIN = {"mmdet3d": "bottom", "pcdet": "center"}
@@ -67,22 +66,21 @@ class GtDatabase(Job):
 
     def settings(self) -> dict[str, object]:
         return {
-            "job": "gtdb", "record": 2, "layout": self.layout, "classes": list(self.classes),
+            "job": "gtdb", "record": 3, "layout": self.layout, "classes": list(self.classes),
             "sources": [source_settings(source) for source in self.sources],
         }  # fmt: skip
 
-    def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
+    def compute(self, ref: FrameRef, frame: Frame) -> Output:
         origin = Z_ORIGIN[self.layout]
         wanted = [i for i, name in enumerate(frame.names) if not self.classes or name in self.classes]
-        boxes = frame.boxes_from(origin)[wanted]
-        parts = points_of_boxes(frame.points, boxes, origin, frame.source)
-        database, sample = self.database, self._sample(ref)
-        for i, part in zip(wanted, parts, strict=True):
-            yield f"{database}/{_file(sample, frame.names[i], i)}", part.data.cast("B") if part.size else b""
+        names, boxes, sample = [frame.names[i] for i in wanted], frame.boxes_from(origin)[wanted], self._sample(ref)
+        rows, ends = _rows_of_boxes(frame.points, boxes, origin, frame.source)
+        data, size = memoryview(rows).cast("B") if rows.size else memoryview(b""), rows.itemsize * rows.shape[1]
+        parts = [*zip([0, *ends], ends, strict=False)]
         record: dict[str, Any] = {
             "gt_idx": wanted,
-            "name": [frame.names[i] for i in wanted],
-            "points": [len(part) for part in parts],
+            "name": names,
+            "points": [end - begin for begin, end in parts],
             "difficulty": [frame.difficulty[i] for i in wanted],
             "box": _to_text(boxes),
         }
@@ -90,62 +88,79 @@ class GtDatabase(Job):
             record["bbox"] = _to_text(frame.bbox[wanted])
         if frame.score is not None:
             record["score"] = [frame.score[i] for i in wanted]
-        yield f"{self.place}/{ref.key}.json", json.dumps(record).encode()
+        contents = [
+            (_file(sample, name, i), data[size * begin : size * end])
+            for name, i, (begin, end) in zip(names, wanted, parts, strict=True)
+        ]
+        return Output(self.database, contents, json.dumps(record))
 
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
-        """Frames whose record and all of whose points are there."""
-        records = files.names(files.join(self.out, self.place))
-        points = files.names(files.join(self.out, self.database))
-        recorded = (ref for ref in refs if f"{ref.key}.json" in records)
-        return {ref.key for ref in recorded if all(entry["file"] in points for entry in self._record(ref))}
+        """Frames whose record can be read and all of whose points are there."""
+        found = records.read(files.join(self.out, self.place))
+        points = files.names(files.join(self.out, self.database)) if found else set()
+        done = set()
+        for ref in refs:
+            columns, sample = _columns(found.get(ref.key)), self._sample(ref)
+            if columns is not None and all(
+                _file(sample, name, i) in points for name, i in zip(columns["name"], columns["gt_idx"], strict=True)
+            ):
+                done.add(ref.key)
+        return done
 
     def finish(self, refs: Sequence[FrameRef]) -> str:
-        """Write the info file, in the order of the frames."""
-        infos: dict[str, list[dict[str, Any]]] = {}
-        count = 0
+        """Write the info file, and all records into one file, in the order of the frames."""
+        folder, infos, count = files.join(self.out, self.place), dict[str, list[dict[str, Any]]](), 0
+        found = records.read(folder)
         for ref in refs:
-            for entry in self._record(ref):
-                infos.setdefault(entry["name"], []).append(self._info(ref, entry, count))
+            columns = _columns(found.get(ref.key))
+            if columns is None:
+                raise JobError(f"{folder}: no record of frame {ref.key}. Remedy: the same command does it again")
+            for info in self._infos(ref, columns, count):
+                infos.setdefault(info["name"], []).append(info)
                 count += 1
         self._write(self.info_file, dump_pickle(infos))
+        records.put_together(folder, [ref.key for ref in refs], found, files.join(self.out, self._temporary))
         classes = ", ".join(f"{len(found):,} {name}" for name, found in infos.items())
         return f"{files.join(self.out, self.info_file)}: {classes or 'no objects'}"
 
-    def _info(self, ref: FrameRef, entry: dict[str, Any], number: int) -> dict[str, Any]:
-        """The record of a box, with the keys that the library has."""
-        info: dict[str, Any] = {
-            "name": entry["name"],
-            "path": f"{self.database}/{entry['file']}",
-            "image_idx": self._sample(ref),
-            "gt_idx": entry["gt_idx"],
-            "box3d_lidar": entry["box"],
-            "num_points_in_gt": entry["points"],
-            "difficulty": entry["difficulty"],
-        }
-        if self.layout == "mmdet3d":
-            return {**info, "group_id": number}
-        if "bbox" in entry:
-            info["bbox"] = entry["bbox"]
-        return {**info, "score": entry.get("score", -1.0)}
+    def _infos(self, ref: FrameRef, columns: dict[str, Any], first: int) -> Iterator[dict[str, Any]]:
+        """The records of a frame's boxes, with the keys that the library has. first: number of the first box."""
+        database, sample = self.database, self._sample(ref)
+        bbox, score = columns.get("bbox"), columns.get("score")
+        for k, (name, number) in enumerate(zip(columns["name"], columns["gt_idx"], strict=True)):
+            info: dict[str, Any] = {
+                "name": name,
+                "path": f"{database}/{_file(sample, name, number)}",
+                "image_idx": sample,
+                "gt_idx": number,
+                "box3d_lidar": columns["box"][k],
+                "num_points_in_gt": columns["points"][k],
+                "difficulty": columns["difficulty"][k],
+            }
+            if self.layout == "mmdet3d":
+                info["group_id"] = first + k
+            else:
+                if bbox is not None:
+                    info["bbox"] = bbox[k]
+                info["score"] = -1.0 if score is None else score[k]
+            yield info
 
     def _sample(self, ref: FrameRef) -> int | str:
         return ref.sample if self.layout == "mmdet3d" else ref.key
 
-    def _record(self, ref: FrameRef) -> list[dict[str, Any]]:
-        """What `compute` recorded of a frame, box by box."""
-        path = files.join(self.out, self.place, f"{ref.key}.json")
-        try:
-            columns: dict[str, Any] = json.loads(files.read(path))
-            count = len(columns["gt_idx"])
-            for name in ("box", "bbox"):
-                if name in columns:
-                    columns[name] = _from_text(columns[name], count)
-            sample = self._sample(ref)
-            entries = zip(columns["name"], columns["gt_idx"], strict=True)
-            columns["file"] = [_file(sample, name, number) for name, number in entries]
-            return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise JobError(f"{path} is damaged. Remedy: remove it, and the frame is done again") from None
+
+def _columns(record: str | None) -> dict[str, Any] | None:
+    """What `compute` recorded of a frame's boxes, column by column; None where the record is missing or damaged."""
+    try:
+        columns: dict[str, Any] = json.loads(record or "")
+        count = len(columns["gt_idx"])
+        for name in ("box", "bbox"):
+            if name in columns:
+                columns[name] = _from_text(columns[name], count)
+        lengths = {len(columns[name]) for name in ("name", "points", "difficulty", "box", *columns)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return columns if lengths == {count} else None
 
 
 def _file(sample: int | str, name: str, number: int) -> str:
@@ -183,15 +198,19 @@ def points_of_boxes(
     >>> [p.tolist() for p in points_of_boxes(points, np.array([[2, 0, 0, 4, 2, 2, 0]], np.float32), "center")]
     [[[-1.0, 0.0, 0.0, 9.0]]]
     """
+    rows, ends = _rows_of_boxes(points, boxes, z_origin, source)
+    return [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _rows_of_boxes(
+    points: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32], z_origin: str, source: str
+) -> tuple[npt.NDArray[np.float32], list[int]]:
+    """As `points_of_boxes`: the points of all boxes one after the other, and where those of each box end."""
     if len(boxes) == 0:
         check_points(points, source)
-        return []
+        return np.empty((0, points.shape[1]), np.float32), []
     fields = np.ascontiguousarray(boxes[:, :7])
     rows, ends, finite = cpu.rows_of_boxes(np.ascontiguousarray(points), fields, z_origin == "bottom")
     if not finite:
         check_points(points, source)
-    found, begin = [], 0
-    for end in ends.tolist():
-        found.append(rows[begin:end])
-        begin = end
-    return found
+    return rows, ends.tolist()

@@ -1,27 +1,26 @@
 """A job over the frames of a data set: what is done to one frame, what is missing, what went wrong.
 
-A job is a value that engines send to other processes. Each frame's output is a few files; the last of them says that
-the frame is done, and is written whole or not at all. So a job can be stopped anywhere and started again, several may
-run side by side on parts of the frames, and a frame that is done twice gives the same bytes.
+A job is a value that engines send to other processes. A frame's output is either one file, which is written whole or
+not at all, or several and a record, written last, that says that they are there. So a job can be stopped anywhere and
+started again, several may run side by side on parts of the frames, and a frame that is done twice gives the same bytes.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 import triops
-from triops.data import cpu, files
+from triops.data import cpu, files, records
 from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, Source, check_points
+from triops.data.garbage import no_garbage
 from triops.data.kitti_labels import LabelError
 
 _SETTINGS = ".job.json"  # no frame has a name that begins so
@@ -29,6 +28,21 @@ _SETTINGS = ".job.json"  # no frame has a name that begins so
 
 class JobError(ValueError):
     """A job that cannot be done at all. One sentence."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is made of a frame.
+
+    Attributes:
+        folder: where its files go, below the output of the job.
+        contents: names and contents of the files; one, unless there is a record.
+        record: one line that says that the files are there, or None where the one file says so itself.
+    """
+
+    folder: str
+    contents: Sequence[tuple[str, Data]]
+    record: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +91,8 @@ class Job(ABC):
         """What the bytes of its output depend on, except for the frames themselves."""
 
     @abstractmethod
-    def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
-        """Paths below `out` and contents of a frame's output. The last file says that the frame is done."""
+    def compute(self, ref: FrameRef, frame: Frame) -> Output:
+        """What is made of a frame."""
 
     @abstractmethod
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
@@ -109,20 +123,26 @@ class Job(ABC):
         try:
             frame = self.sources[ref.source].load(ref)
             read, waiting = time.perf_counter(), idle.elapsed()
-            output = list(self.compute(ref, frame))
+            output = self.compute(ref, frame)
         except FileNotFoundError as error:
             return self._bad(ref, f"{error.filename or error}: no such file")
         except (FrameError, LabelError, ValueError, OSError) as error:
             return self._bad(ref, str(error))
         computed = time.perf_counter()
         idle = _Idle()
-        *parts, (last, record) = output
-        for path, data in parts:
-            files.write(f"{self.out}/{path}", data)
-        self._write(last, record)
+        self.write(ref, output)
         waiting += idle.elapsed()
         written = time.perf_counter()
         return Outcome(ref.key, None, read - begin, computed - read, written - computed, waiting)
+
+    def write(self, ref: FrameRef, output: Output) -> None:
+        """Write a frame's output, so that the frame is done when all of it is there and not before."""
+        if output.record is None:
+            [(name, data)] = output.contents
+            self._write(f"{output.folder}/{name}", data)
+            return
+        files.write(files.join(self.out, output.folder), output.contents)
+        records.append(files.join(self.out, self.place), ref.key, output.record)
 
     def bad(self) -> dict[str, str]:
         """Frames that were found to be bad, by any run, with the reason."""
@@ -158,21 +178,6 @@ def _compile_kernels() -> None:
         triops.points_in_boxes(points[:, :count], boxes)
     check_points(points[0].numpy(), "")
     cpu.rows_of_boxes(points[0].numpy(), boxes[0].numpy(), False)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Pause Python's garbage collector where a record per box is made and kept.
-
-    It would walk over every object of the process, torch's included, for longer than the records take.
-    """
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 class _Idle:
@@ -327,7 +332,7 @@ def run(
         JobError: it cannot be done at all.
         OSError: output cannot be written.
     """
-    with _no_garbage():
+    with no_garbage():
         refs, unread = all_refs(job)
     unread = {**(broken or {}), **unread}
     if unread and (strict or not refs):
@@ -352,7 +357,7 @@ def run(
     missing = [ref for ref in refs if ref.key not in good and ref.key not in bad]
     finished = None
     if not missing:
-        with _no_garbage():
+        with no_garbage():
             finished = job.finish([ref for ref in refs if ref.key in good])
         job.clean()
     return Result(len(refs), before, tally, unread, bad, len(missing), finished)

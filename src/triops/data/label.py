@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,8 @@ import torch
 
 import triops
 from triops.data import files
-from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, check_points, xyz_of
-from triops.data.job import Job, source_settings
+from triops.data.job import Job, Output, source_settings
 from triops.data.parquet import require_pyarrow
 
 MOST = (1 << 16) - 2  # boxes or classes that fit beside "none" into half of a label
@@ -60,7 +59,7 @@ class PointLabels(Job):
         numbers = {name: number for number, name in enumerate(self.classes, 1)}
         self._write("classes.json", json.dumps(numbers, indent=1).encode())
 
-    def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
+    def compute(self, ref: FrameRef, frame: Frame) -> Output:
         check_points(frame.points, frame.source)
         number = {name: k for k, name in enumerate(self.classes, 1)}
         used = [i for i, name in enumerate(frame.names) if name in number]
@@ -78,8 +77,7 @@ class PointLabels(Job):
         )
         if self.format == "label":
             packed = (label | (index + 1) << 16).astype("<u4")
-            yield f"labels/{ref.key}.label", packed[found].tobytes()
-            return
+            return Output("labels", [(f"{ref.key}.label", packed[found].tobytes())])
         arrow = require_pyarrow()
         offsets = arrow.array([0, len(found)], arrow.int32())
         columns = {
@@ -88,7 +86,7 @@ class PointLabels(Job):
         }
         buffer = io.BytesIO()
         arrow.parquet.write_table(arrow.table({"frame": [ref.key], **columns}), buffer)
-        yield f"labels/{ref.key}.parquet", buffer.getvalue()
+        return Output("labels", [(f"{ref.key}.parquet", buffer.getvalue())])
 
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
         there = files.names(files.join(self.out, "labels"))

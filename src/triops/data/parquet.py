@@ -18,16 +18,15 @@ A row group of one frame is read the quickest.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from triops.data import files
-from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, check_points, safe_name
-from triops.data.job import Job, JobError, source_settings
+from triops.data.job import Job, JobError, Output, source_settings
 
 REQUIRED = ("frame", "points", "features", "boxes", "fields", "z_origin", "names")
 
@@ -142,7 +141,7 @@ class ToParquet(Job):
         require_pyarrow()
         super().start()
 
-    def compute(self, ref: FrameRef, frame: Frame) -> Iterable[tuple[str, Data]]:
+    def compute(self, ref: FrameRef, frame: Frame) -> Output:
         arrow = require_pyarrow()
         check_points(frame.points, frame.source)
 
@@ -162,7 +161,7 @@ class ToParquet(Job):
         buffer = io.BytesIO()
         # Coordinates hardly repeat: a dictionary of them only costs time.
         arrow.parquet.write_table(table, buffer, use_dictionary=False, compression="snappy")
-        yield f"frames/{ref.key}.parquet", buffer.getvalue()
+        return Output("frames", [(f"{ref.key}.parquet", buffer.getvalue())])
 
     def done(self, refs: Sequence[FrameRef]) -> set[str]:
         there = files.names(files.join(self.out, "frames"))

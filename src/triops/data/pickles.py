@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from triops.data.garbage import no_garbage
+
 _MAX_ITEM = 1 << 16  # bytes of a string in an array
 
 
@@ -34,7 +36,8 @@ def load_pickle(data: bytes, source: str = "pickle") -> Any:
     triops.data.pickles.PickleError: infos.pkl: refused: it asks for builtins.print
     """
     try:
-        return _Unpickler(io.BytesIO(data)).load()
+        with no_garbage():
+            return _Unpickler(io.BytesIO(data)).load()
     except PickleError as error:
         raise PickleError(f"{source}: refused: {error}") from None
     except RecursionError:
