@@ -75,7 +75,7 @@ class GtDatabase(Job):
         wanted = [i for i, name in enumerate(frame.names) if not self.classes or name in self.classes]
         names, boxes, sample = [frame.names[i] for i in wanted], frame.boxes_from(origin)[wanted], self._sample(ref)
         rows, ends = _rows_of_boxes(frame.points, boxes, origin, frame.source)
-        data, size = memoryview(rows).cast("B") if rows.size else memoryview(b""), rows.itemsize * rows.shape[1]
+        data, size = rows.data.cast("B") if rows.size else memoryview(b""), rows.itemsize * rows.shape[1]
         parts = [*zip([0, *ends], ends, strict=False)]
         record: dict[str, Any] = {
             "gt_idx": wanted,
@@ -84,9 +84,9 @@ class GtDatabase(Job):
             "difficulty": [frame.difficulty[i] for i in wanted],
             "box": _to_text(boxes),
         }
-        if frame.bbox is not None:
+        if self.layout == "pcdet" and frame.bbox is not None:
             record["bbox"] = _to_text(frame.bbox[wanted])
-        if frame.score is not None:
+        if self.layout == "pcdet" and frame.score is not None:
             record["score"] = [frame.score[i] for i in wanted]
         contents = [
             (_file(sample, name, i), data[size * begin : size * end])

@@ -46,6 +46,7 @@ CONVENTIONS = {
     "nuscenes": Convention(("samples/LIDAR_TOP",), "sweeps/LIDAR_TOP", "center", sweeps_loaded=10, features=5),
     "lyft": Convention(("v1.01-train/lidar",), "v1.01-train/lidar", "center", features=5),
 }
+_UNKNOWN = Convention()  # of another data set
 _CLOSE = 1.0  # metres: points of earlier sweeps nearer than this in x and y are of the vehicle itself
 _TIME = 4  # the column of a nuScenes point that becomes its age
 
@@ -99,7 +100,7 @@ class InfoFile:
 
     def _load(self, info: dict[str, Any], classes: Mapping[int, str], where: str) -> Frame:
         lidar = info["lidar_points"]
-        convention = CONVENTIONS.get(self.dataset, Convention())
+        convention = CONVENTIONS.get(self.dataset, _UNKNOWN)
         features = convention.features or int(lidar["num_pts_feats"])
         if not 3 <= features <= 64:
             raise FrameError(f"{where}: num_pts_feats must be from 3 to 64, got {features}")
@@ -128,7 +129,7 @@ class InfoFile:
         boxes = np.array([i["bbox_3d"] for i in instances], np.float64)
         if boxes.ndim != 2 or boxes.shape[1] < 7:
             raise FrameError(f"{self.path}: bbox_3d must be 7 numbers or more, got {list(boxes.shape[1:])}")
-        camera = CONVENTIONS.get(self.dataset, Convention()).camera
+        camera = CONVENTIONS.get(self.dataset, _UNKNOWN).camera
         if camera:
             to_camera = np.array(info["images"][camera]["lidar2cam"], np.float64)
             if to_camera.shape != (4, 4):
@@ -151,7 +152,7 @@ class InfoFile:
         if "lidar_sweeps" not in info:
             return np.concatenate([own, *[_not_close(own)] * self.sweeps])
         parts = [own]
-        folder = CONVENTIONS.get(self.dataset, Convention()).sweeps
+        folder = CONVENTIONS.get(self.dataset, _UNKNOWN).sweeps
         for sweep in info["lidar_sweeps"][: self.sweeps]:
             lidar = sweep["lidar_points"]
             name = str(lidar["lidar_path"]).replace("\\", "/")
@@ -173,7 +174,7 @@ def open_infos(path: str, root: str | None, points: str | None, sweeps: int | No
     metainfo = content["metainfo"]
     dataset = str(metainfo.get("dataset") or metainfo.get("DATASET") or "custom").lower()
     dataset = safe_name(dataset, f"{path}: dataset")
-    convention = CONVENTIONS.get(dataset, Convention())
+    convention = CONVENTIONS.get(dataset, _UNKNOWN)
     root = files.folder_of(path) if root is None else root
     if points is None:
         there = [p for p in convention.points if files.is_folder(files.join(root, p))]
@@ -203,7 +204,7 @@ def _class_names(metainfo: Mapping[str, Any], dataset: str, path: str) -> dict[i
     if isinstance(stated, dict):
         found = {int(label): str(name) for name, label in stated.items() if int(label) >= 0}
     else:
-        listed = metainfo.get("classes") or metainfo.get("CLASSES") or CONVENTIONS.get(dataset, Convention()).classes
+        listed = metainfo.get("classes") or metainfo.get("CLASSES") or CONVENTIONS.get(dataset, _UNKNOWN).classes
         found = {label: str(name) for label, name in enumerate(listed)}
     if not found:
         raise FrameError(f"{path}: metainfo names no classes")
