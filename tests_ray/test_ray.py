@@ -129,7 +129,7 @@ def test_killed_as_a_whole_it_goes_on_where_it_was(kitti: Path, tmp_path: Path, 
     call = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), str(kitti), str(tmp_path)]
     first = subprocess.Popen(call, start_new_session=True)
     folder = str(tmp_path / ".kitti_dbinfos_train")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300  # a machine may be busy
     while len(records.read(folder)) < FRAMES // 3:
         assert first.poll() is None
         assert time.monotonic() < deadline
