@@ -70,12 +70,19 @@ class Window(SparseModule):
         self.record_voxel_count = record_voxel_count = check.flag("record_voxel_count", record_voxel_count)
         if self.volume > MAX_KERNEL_VOLUME:
             self._fail(f"kernel_size may hold at most {MAX_KERNEL_VOLUME} offsets, got {self.kernel_size}")
-        if subm and any(k % 2 == 0 for k in self.kernel_size):
-            self._fail(f"a submanifold layer needs an odd kernel_size on every axis, got {self.kernel_size}")
-        if subm and any(s != 1 for s in self.stride):
-            self._fail(f"a submanifold layer keeps its sites and needs stride 1, got {self.stride}")
+        self._check_window()
         if record_voxel_count and not subm:
             self.register_buffer("max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32))
+
+    def _check_window(self) -> None:
+        """Refuse a geometry that no layer can have, when it is built."""
+        self._check_odd()
+        if self.subm and any(s != 1 for s in self.stride):
+            self._fail(f"a submanifold layer keeps its sites and needs stride 1, got {self.stride}")
+
+    def _check_odd(self) -> None:
+        if self.subm and any(k % 2 == 0 for k in self.kernel_size):
+            self._fail(f"a submanifold layer needs an odd kernel_size on every axis, got {self.kernel_size}")
 
     def get_max_num_voxels(self) -> Tensor | None:
         """The largest number of output sites seen, if `record_voxel_count`."""
@@ -92,9 +99,6 @@ class Window(SparseModule):
         if any(v > MAX_EXTENT for v in values):
             self._fail(f"{name} must stay below 2**31 on every axis, got {values}")
         return values
-
-    def _fail(self, message: str, error: type[Exception] = ValueError) -> None:
-        raise error(f"{self.label}: {message}")
 
     def _check_input(self, input: Any) -> None:
         self.require_sparse(input)

@@ -107,15 +107,16 @@ class SparseConvolution(Window):
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         """The convolved tensor; `add_input`, of the same sites, is added to it before the activation."""
         self._check_input(input)
-        features, weight = input.features, self.kernel()
+        features = input.features
         if features.shape[1] != self.in_channels:
             self._fail(f"input must have {self.in_channels} channels, got {features.shape[1]}")
         if self._keeps_sites():  # every site meets itself alone
-            output = input.replace_feature(F.linear(features, weight.flatten(1), self.bias))
+            output = input.replace_feature(self._pointwise(features))
             if self.indice_key is not None and not self.subm:  # an inverse convolution may ask for the way back
                 same = Rulebook.submanifold(input.indices, input.batch_size, input.spatial_shape, self.kernel_size)
                 output.indice_dict = self._passed_on(input, same)
         else:
+            weight = self.kernel()
             differentiated = torch.is_grad_enabled() and (
                 weight.requires_grad or features.requires_grad or (add_input is not None)
             )
@@ -131,6 +132,10 @@ class SparseConvolution(Window):
         if self.act_type is not Activation.None_:
             output = output.replace_feature(self.act_type(output.features, self.act_alpha))
         return output
+
+    def _pointwise(self, features: Tensor) -> Tensor:
+        """The layer where every site meets itself alone: a product of matrices."""
+        return F.linear(features, self.kernel().flatten(1), self.bias)
 
     def _fused(
         self, features: Tensor, weight: Tensor, rulebook: Rulebook, add_input: SparseConvTensor | None

@@ -42,7 +42,11 @@ class SparseModule(nn.Module):
             hint = (
                 "; SparseConvTensor.from_dense(x) makes one of a channels-last x" if isinstance(input, Tensor) else ""
             )
-            raise TypeError(f"{self.label}: input must be a SparseConvTensor, got {got}{hint}")
+            self._fail(f"input must be a SparseConvTensor, got {got}{hint}", TypeError)
+
+    def _fail(self, message: str, error: type[Exception] = ValueError) -> None:
+        """Refuse a call. A subclass may have errors of its own."""
+        raise error(f"{self.label}: {message}")
 
 
 def is_spconv_module(module: nn.Module) -> bool:
@@ -287,7 +291,7 @@ class _Table(SparseModule):
     def _check_inputs(self, inputs: Sequence[SparseConvTensor], channels: bool) -> None:
         if not isinstance(inputs, (list, tuple)) or not inputs:
             got = "an empty one" if isinstance(inputs, (list, tuple)) else type(inputs).__name__
-            raise TypeError(f"{self.label}: input must be a list of SparseConvTensors, got {got}")
+            self._fail(f"input must be a list of SparseConvTensors, got {got}", TypeError)
         for x in inputs:
             self.require_sparse(x)
         first = inputs[0]
@@ -301,7 +305,7 @@ class _Table(SparseModule):
                 self._unfit("number of channels", first.features.shape[1], x.features.shape[1])
 
     def _unfit(self, what: str, first: Any, other: Any) -> None:
-        raise ValueError(f"{self.label}: inputs must have the same sites, got {what} {first} and {other}")
+        self._fail(f"inputs must have the same sites, got {what} {first} and {other}")
 
     def _merge(self, inputs: Sequence[SparseConvTensor], features: Tensor) -> SparseConvTensor:
         """All inputs' rulebooks stay known; where two know a key, the first input's stands."""

@@ -91,6 +91,44 @@ def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     return _sparse_avg_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
 
 
+class _TimesCount(torch.autograd.Function):
+    @staticmethod
+    def forward(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
+        return _sparse_avg_pool(features, gather, scatter)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Tensor, None, None]:
+        count, scatter = ctx.saved_tensors
+        return _sparse_avg_pool_backward(grad * count[:, None], torch.ones_like(count), scatter), None, None
+
+
+def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
+    """As `sparse_avg_pool` in spconv: the same means, but with a gradient that is multiplied by the number of inputs
+    that an output meets. The gradient of the mean is divided by it.
+
+    For networks that were trained with spconv; `sparse_avg_pool` has the true gradient.
+
+    >>> import torch
+    >>> from triops import Rulebook
+    >>> from triops.ops.sparse_pool import sparse_avg_pool_times_count
+    >>> rulebook = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4]]), 1, 6, kernel_size=2, stride=2)
+    >>> features = torch.tensor([[-3.0], [-1.0], [-2.0]], requires_grad=True)
+    >>> sparse_avg_pool_times_count(features, rulebook).sum().backward()
+    >>> features.grad
+    tensor([[2.],
+            [2.],
+            [1.]])
+    """
+    check_rulebook("sparse_avg_pool_times_count", rulebook)
+    tables = rulebook.tables
+    return _TimesCount.apply(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-untyped-call, no-any-return]
+
+
 def _check_forward(operator: str, features: Tensor, gather: Tensor, scatter: Tensor) -> None:
     c = _check.Checker(operator)
     c.shape("features", features, "N", "C")
@@ -213,4 +251,4 @@ _sparse_avg_pool = _op.define(
     reference.sparse_avg_pool, check=_check_avg, fake=_fake_avg, setup_context=_setup_context, backward=_backward_avg
 )
 
-__all__ = ["sparse_avg_pool", "sparse_max_pool", "sparse_max_pool_from_zero"]
+__all__ = ["sparse_avg_pool", "sparse_avg_pool_times_count", "sparse_max_pool", "sparse_max_pool_from_zero"]

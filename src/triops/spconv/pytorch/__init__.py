@@ -1,8 +1,8 @@
 """Names of `spconv.pytorch`: see docs/sparse.md for what differs.
 
 >>> import triops.spconv.pytorch as spconv
->>> spconv.SubMConv3d(4, 16, 3, padding=1, bias=False, indice_key="subm1")
-SubMConv3d(4, 16, kernel_size=[3, 3, 3], padding=[1, 1, 1], indice_key='subm1', bias=False)
+>>> spconv.SubMConv3d(4, 16, 3, padding=1, bias=False, indice_key="subm1").algo
+ConvAlgo.MaskImplicitGemm
 """
 
 from triops.spconv.core import ConvAlgo

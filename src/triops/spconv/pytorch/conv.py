@@ -6,18 +6,44 @@ import math
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
+import triops.spconv.cumm.tensorview as tv
 from triops import nn
+from triops._dtypes import autocast_dtype
+from triops.nn.activation import Activation
+from triops.nn.sparse_tensor import SparseConvTensor
+from triops.ops.rulebook.geometry import Ints
 from triops.spconv import constants
 from triops.spconv._version import NUMBERS as SPCONV_VERSION_NUMBERS
 from triops.spconv.constants import FILTER_HWIO
+from triops.spconv.core import ConvAlgo
+from triops.spconv.pytorch.layer import Layer
 from triops.spconv.pytorch.modules import SparseModule
 
 
-class SparseConvolution(SparseModule, nn.SparseConvolution):
-    """See `triops.nn.SparseConvolution`.
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError("SparseConvolution: spconv's layers have no second derivative; those of triops.nn have")
+
+
+def _once(grad: Tensor) -> Tensor | None:
+    """A hook: where a graph of the gradient is made, it ends here."""
+    return _Once.apply(grad) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
+
+
+class SparseConvolution(Layer, nn.SparseConvolution):
+    """See `triops.nn.SparseConvolution` and `Layer`. As in spconv, there is no second derivative; in evaluation mode a
+    layer stays out of autocast and takes `add_input` with `algo=ConvAlgo.Native` alone.
 
     Kernels of one offset and stride 1 are the exception that makes this class. spconv 2.x keeps their weight as
     [out_channels, 1, ..., in_channels] like any other, but multiplies by the same numbers laid out as
@@ -30,10 +56,48 @@ class SparseConvolution(SparseModule, nn.SparseConvolution):
     as it does for spconv: RSCK or RSKC.
     """
 
+    RECORDED_AS = "SparseConvolution"
+    WINDOW = (*Layer.WINDOW, "output_padding")
+
     @property
     def conv1x1(self) -> bool:
         """Whether the layer is a matrix product: one offset, and sites that stay."""
-        return self.volume == 1 and math.prod(self.stride) == 1
+        return self.volume == 1 and (self.subm or math.prod(self.stride) == 1)
+
+    def _check_window(self) -> None:
+        if self.conv1x1 and not self.subm and any(self.padding):
+            self._fail(f"padding must be 0 with a kernel of one offset, got {self.padding}")
+
+    def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+        if self.conv1x1 and not self.inverse:  # torch's own product of matrices
+            return super().forward(input, add_input)
+        self._check_call(input)
+        if add_input is not None and not self.training and self.algo is not ConvAlgo.Native:
+            self._fail("add_input must be None in evaluation mode, unless the layer has algo=ConvAlgo.Native")
+        features, begun = input.features, self._begun(input)
+        if self.training or autocast_dtype(features) == features.dtype or features.dtype != self.weight.dtype:
+            output = super().forward(input, add_input)
+        else:
+            with torch.autocast(features.device.type, enabled=False):
+                output = super().forward(input, add_input)
+        self._done(input, output, begun)
+        if output.features.requires_grad and not torch.compiler.is_compiling():
+            output.features.register_hook(_once)
+        return self._checked(output)
+
+    def _pointwise(self, features: Tensor) -> Tensor:
+        output = torch.mm(features, self.weight.view(self.in_channels, self.out_channels))
+        return output if self.bias is None else output.add_(self.bias)
+
+    def _recorded_parameters(self, input: SparseConvTensor) -> dict[str, Any]:
+        more = {"subm": self.subm, "transposed": self.transposed, "input_channels": self.in_channels}
+        return {**super()._recorded_parameters(input), **more, "out_channels": self.out_channels}
+
+    def extra_repr(self) -> str:
+        window, _, algo = super().extra_repr().rpartition(", ")
+        bias = "" if self.bias is not None else ", bias=False"
+        act = "" if self.act_type is Activation.None_ else f", act={self.act_type}"
+        return f"{self.in_channels}, {self.out_channels}, {window}{bias}, {algo}{act}"
 
     def kernel(self) -> Tensor:
         if self.conv1x1:
@@ -114,19 +178,33 @@ class SparseConv4d(SparseConvolution, nn.SparseConv4d):
     """See `triops.nn.SparseConv4d`."""
 
 
-class SparseConvTranspose1d(SparseConvolution, nn.SparseConvTranspose1d):
+class _Transpose(SparseConvolution):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
+        dilation: Ints = 1, groups: int = 1, bias: bool = True, indice_key: str | None = None, algo: Any = None,
+        fp32_accum: bool | None = None, record_voxel_count: bool = False, large_kernel_fast_algo: bool = False,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        arguments: Any = (  # without nn's output_padding, which spconv's layers do not take
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, indice_key, algo,
+            fp32_accum, record_voxel_count, large_kernel_fast_algo, name,
+        )  # fmt: skip
+        super().__init__(*arguments)
+
+
+class SparseConvTranspose1d(_Transpose, nn.SparseConvTranspose1d):
     """See `triops.nn.SparseConvTranspose1d`."""
 
 
-class SparseConvTranspose2d(SparseConvolution, nn.SparseConvTranspose2d):
+class SparseConvTranspose2d(_Transpose, nn.SparseConvTranspose2d):
     """See `triops.nn.SparseConvTranspose2d`."""
 
 
-class SparseConvTranspose3d(SparseConvolution, nn.SparseConvTranspose3d):
+class SparseConvTranspose3d(_Transpose, nn.SparseConvTranspose3d):
     """See `triops.nn.SparseConvTranspose3d`."""
 
 
-class SparseConvTranspose4d(SparseConvolution, nn.SparseConvTranspose4d):
+class SparseConvTranspose4d(_Transpose, nn.SparseConvTranspose4d):
     """See `triops.nn.SparseConvTranspose4d`."""
 
 
@@ -174,4 +252,5 @@ __all__ = [
     "SubMConv3d",
     "SubMConv4d",
     "nullcontext",
+    "tv",
 ]

@@ -7,10 +7,50 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx._symbolic_trace import ProxyableClassMeta
 
-from triops.nn.sparse_tensor import IndiceData, SparseConvTensor
+from triops import nn
+from triops.nn.sparse_tensor import IndiceData
+from triops.spconv.errors import RefusedType, RefusedValue
 
 ImplicitGemmIndiceData = IndiceData  # there is one form of rulebook here
+
+
+class SparseConvTensor(nn.SparseConvTensor, metaclass=ProxyableClassMeta):
+    """See `triops.nn.SparseConvTensor`; indices must be int32, and what is refused is an AssertionError too.
+
+    >>> import torch
+    >>> SparseConvTensor(torch.rand(2, 3), torch.tensor([[0, 1], [0, 4]]).int(), [5], 1)
+    SparseConvTensor[shape=torch.Size([2, 3])]
+    """
+
+    def __init__(
+        self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int,
+        grid: Tensor | None = None, voxel_num: Tensor | None = None, indice_dict: dict[str, Any] | None = None,
+        benchmark: bool = False, permanent_thrust_allocator: bool = False, enable_timer: bool = False,
+        force_algo: Any = None,
+    ) -> None:  # fmt: skip
+        if isinstance(indices, Tensor) and indices.dtype != torch.int32:
+            raise RefusedType(f"SparseConvTensor: indices must be int32, got {indices.dtype}")
+        try:
+            super().__init__(
+                features, indices, spatial_shape, batch_size, grid, voxel_num, indice_dict, benchmark,
+                permanent_thrust_allocator, enable_timer, force_algo,
+            )  # fmt: skip
+        except ValueError as error:
+            raise RefusedValue(str(error)) from None
+        except TypeError as error:
+            raise RefusedType(str(error)) from None
+
+    def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
+        """Raises ValueError, as in spconv, whose own function assigns features and so never returns."""
+        raise ValueError(
+            "SparseConvTensor.select_by_index: features cannot be assigned; write SparseConvTensor(x.features[rows], "
+            "x.indices[rows], x.spatial_shape, x.batch_size)"
+        )
+
+    def __repr__(self) -> str:
+        return f"SparseConvTensor[shape={self._features.shape}]"
 
 
 class ThrustSortAllocator:

@@ -17,10 +17,17 @@ from triops.nn.sparse_modules import (
     is_spconv_module,
 )
 from triops.nn.sparse_tensor import SparseConvTensor
+from triops.spconv.errors import refusal
 
 
 class SparseModule(sparse.SparseModule):
-    """See `triops.nn.SparseModule`. A class of its own: mmdetection3d replaces functions in it."""
+    """See `triops.nn.SparseModule`; what is refused is an AssertionError too, as in spconv.
+
+    A class of its own: mmdetection3d replaces functions in it.
+    """
+
+    def _fail(self, message: str, error: type[Exception] = ValueError) -> None:
+        super()._fail(message, refusal(error))
 
 
 class SparseSequential(SparseModule, sparse.SparseSequential):

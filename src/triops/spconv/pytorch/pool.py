@@ -1,11 +1,31 @@
-"""Names of `spconv.pytorch.pool`: the pools of `triops.nn`, and a maximum that starts at 0 as spconv's does."""
+"""Names of `spconv.pytorch.pool`: pools with the maxima, the means and the gradients that spconv's have."""
+
+from typing import Any
+
+from torch import Tensor
 
 from triops import nn
-from triops.ops.sparse_pool import sparse_max_pool_from_zero
+from triops.nn.sparse_tensor import SparseConvTensor
+from triops.ops.sparse_pool import sparse_avg_pool_times_count, sparse_max_pool_from_zero
+from triops.spconv.pytorch.layer import Layer
 from triops.spconv.pytorch.modules import SparseModule
 
 
-class SparseMaxPool(SparseModule, nn.SparseMaxPool):
+class _Pool(Layer):
+    IMPLICIT_GEMM_UP_TO = 128
+
+    def forward(self, input: SparseConvTensor) -> SparseConvTensor:
+        self._check_call(input)
+        begun = self._begun(input)
+        output: SparseConvTensor = super().forward(input)
+        self._done(input, output, begun)
+        return self._checked(output)
+
+    def _recorded_parameters(self, input: SparseConvTensor) -> dict[str, Any]:
+        return {**super()._recorded_parameters(input), "channels": input.features.shape[1]}
+
+
+class SparseMaxPool(_Pool, nn.SparseMaxPool):
     """See `triops.nn.SparseMaxPool`; a window of negative features alone gives 0, and every input that equals the
     output of its window gets the gradient.
 
@@ -17,6 +37,8 @@ class SparseMaxPool(SparseModule, nn.SparseMaxPool):
     tensor([[0.],
             [5.]])
     """
+
+    RECORDED_AS = "SparseMaxPool"
 
     _pool = staticmethod(sparse_max_pool_from_zero)
 
@@ -37,24 +59,38 @@ class SparseMaxPool4d(SparseMaxPool, nn.SparseMaxPool4d):
     """See `SparseMaxPool`."""
 
 
-class SparseAvgPool(SparseModule, nn.SparseAvgPool):
-    """See `triops.nn.SparseAvgPool`."""
+class SparseAvgPool(_Pool, nn.SparseAvgPool):
+    """See `triops.nn.SparseAvgPool`; the gradient is multiplied by the number of sites in a window, not divided by it.
+
+    >>> import torch
+    >>> import triops.spconv.pytorch as spconv
+    >>> features = torch.tensor([[1.0], [3.0]], requires_grad=True)
+    >>> x = spconv.SparseConvTensor(features, torch.tensor([[0, 0], [0, 1]], dtype=torch.int32), [4], 1)
+    >>> pooled = spconv.SparseAvgPool1d(2)(x).features
+    >>> pooled.sum().backward()
+    >>> pooled.tolist(), features.grad.tolist()
+    ([[2.0]], [[2.0], [2.0]])
+    """
+
+    RECORDED_AS = "SparseAvgPool"
+
+    _pool = staticmethod(sparse_avg_pool_times_count)
 
 
 class SparseAvgPool1d(SparseAvgPool, nn.SparseAvgPool1d):
-    """See `triops.nn.SparseAvgPool`."""
+    """See `SparseAvgPool`."""
 
 
 class SparseAvgPool2d(SparseAvgPool, nn.SparseAvgPool2d):
-    """See `triops.nn.SparseAvgPool`."""
+    """See `SparseAvgPool`."""
 
 
 class SparseAvgPool3d(SparseAvgPool, nn.SparseAvgPool3d):
-    """See `triops.nn.SparseAvgPool`."""
+    """See `SparseAvgPool`."""
 
 
 class SparseAvgPool4d(SparseAvgPool, nn.SparseAvgPool4d):
-    """See `triops.nn.SparseAvgPool`."""
+    """See `SparseAvgPool`."""
 
 
 class SparseGlobalMaxPool(SparseModule, nn.SparseGlobalMaxPool):
@@ -62,7 +98,19 @@ class SparseGlobalMaxPool(SparseModule, nn.SparseGlobalMaxPool):
 
 
 class SparseGlobalAvgPool(SparseModule, nn.SparseGlobalAvgPool):
-    """See `triops.nn.SparseGlobalAvgPool`."""
+    """The mean of channel 0 of each element of the batch: [B], as in spconv.
+
+    `triops.nn.SparseGlobalAvgPool` gives the mean of every channel: [B, C].
+
+    >>> import torch
+    >>> import triops.spconv.pytorch as spconv
+    >>> sites = torch.tensor([[0, 1], [0, 3]], dtype=torch.int32)
+    >>> spconv.SparseGlobalAvgPool()(spconv.SparseConvTensor(torch.tensor([[4.0, 7.0], [2.0, 7.0]]), sites, [5], 1))
+    tensor([3.])
+    """
+
+    def forward(self, input: SparseConvTensor) -> Tensor:
+        return super().forward(input)[:, 0]
 
 
 ALL_POOL_LAYERS = {
