@@ -1,8 +1,8 @@
 """Names of `spconv.pytorch`: see docs/sparse.md for what differs.
 
 >>> import triops.spconv.pytorch as spconv
->>> spconv.SubMConv3d(4, 16, 3, padding=1, bias=False, indice_key="subm1").algo
-ConvAlgo.MaskImplicitGemm
+>>> spconv.SubMConv3d(4, 16, 3, padding=1, bias=False, indice_key="subm1").algo.name
+'MaskImplicitGemm'
 """
 
 from triops.spconv.core import ConvAlgo
