@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -209,6 +211,15 @@ def test_representations_are_spconvs():
         == f"kernel_size=[11, 11], {window}, algo=ConvAlgo.MaskImplicitGemm"
     )
     assert spconv.SubMConv3d(4, 8, 3, algo=spconv.ConvAlgo.Native).algo is spconv.ConvAlgo.Native
+
+
+def test_making_a_tensor_logs_nothing():
+    code = """
+import torch, triops.spconv.pytorch as spconv
+spconv.SparseConvTensor(torch.zeros(1, 1), torch.zeros(1, 2).int(), [1], 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_torch_fx_traces_the_making_of_a_tensor():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import _symbolic_trace
 from torch.fx._symbolic_trace import ProxyableClassMeta
 
 from triops import nn
@@ -14,6 +16,16 @@ from triops.nn.sparse_tensor import IndiceData
 from triops.spconv.errors import RefusedType, RefusedValue
 
 ImplicitGemmIndiceData = IndiceData  # there is one form of rulebook here
+
+
+def _warn_now(logger: logging.Logger) -> None:
+    """torch's metaclass asks a function that warns its callers, once in a process: here, where nobody listens."""
+    before, logger.disabled = logger.disabled, True
+    _symbolic_trace.is_fx_tracing()
+    logger.disabled = before
+
+
+_warn_now(logging.getLogger(_symbolic_trace.__name__))
 
 
 class SparseConvTensor(nn.SparseConvTensor, metaclass=ProxyableClassMeta):
