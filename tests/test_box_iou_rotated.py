@@ -223,3 +223,38 @@ def test_no_gradient_flows() -> None:
     assert not OPERATORS["box_iou_rotated"].differentiable
     boxes = rotated_boxes(3, torch.Generator().manual_seed(7), 2.0).requires_grad_()
     assert not triops.box_iou_rotated(boxes, boxes).requires_grad
+
+
+def test_volumes_by_hand() -> None:
+    box = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0]])
+    others = torch.tensor(
+        [[0.0, 0, 1, 4, 2, 2, 0], [2, 0, 0, 4, 2, 4, 0], [0, 0, 2, 4, 2, 2, 0], [0, 0, 0, 2, 4, 2, QUARTER]]
+    )
+    # 8 of 24; with z at the centre 8 of 16 + 32 - 8, with z at the bottom the same; they touch; the same box, turned
+    assert triops.boxes_iou3d(box, others).tolist()[0] == pytest.approx([1 / 3, 8 / 40, 0, 1], abs=1e-6)
+    assert triops.boxes_iou3d(box, others, z_origin="bottom").tolist()[0] == pytest.approx(
+        [1 / 3, 8 / 40, 0, 1], abs=1e-6
+    )
+    tall = torch.tensor([[0.0, 0, 1, 4, 2, 4, 0]])  # from -1 to 3, or from 1 to 5
+    assert triops.boxes_iou3d(box, tall).item() == pytest.approx(16 / 32)
+    assert triops.boxes_iou3d(box, tall, z_origin="bottom").item() == pytest.approx(8 / 40)
+    tiny = torch.tensor([[0.0, 0, 0, 1e-3, 1e-3, 1e-3, 0]])
+    assert triops.boxes_iou3d(tiny, tiny, aligned=True).tolist() == pytest.approx([1])
+    assert triops.boxes_iou3d(box, others[:0]).shape == (1, 0)
+
+
+def test_volumes_are_numbers_without_a_gradient() -> None:
+    good = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0]]).requires_grad_()
+    odd = good.detach().repeat(22, 1)
+    for i in range(7):
+        for k, value in enumerate((math.nan, math.inf, -math.inf)):
+            odd[3 * i + k, i] = value
+    odd[21, 5] = -2.0
+    for found in (triops.boxes_iou3d(odd, good), triops.boxes_iou3d(good, odd).t()):
+        assert found.tolist() == [[0.0]] * 22
+        assert not found.requires_grad
+    boxes = torch.rand(9, 7, generator=torch.Generator().manual_seed(1)) + 0.5
+    half = triops.boxes_iou3d(boxes.half(), boxes.half())
+    assert torch.equal(half, triops.boxes_iou3d(boxes.half().float(), boxes.half().float()).half())
+    differentiable = triops.diff_iou_rotated_3d(boxes[None], boxes.flip(0)[None])[0]
+    assert torch.allclose(triops.boxes_iou3d(boxes, boxes.flip(0), aligned=True), differentiable, atol=1e-5)

@@ -39,3 +39,19 @@ def test_numbers() -> None:
         check.finite("m", float("inf"))
     with pytest.raises(ValueError, match=r"^op: mode must be 'iou' or 'iof', got 'x'$"):
         check.choice("mode", "x", ("iou", "iof"))
+
+
+def test_a_shape_error_says_what_a_newcomer_has_to_write() -> None:
+    def said(name: str, shape: tuple[int, ...], *pattern: int | str) -> str:
+        with pytest.raises(ValueError, match=r"^op: \w+ must have shape") as error:
+            Checker("op").shape(name, torch.zeros(shape), *pattern)
+        return str(error.value).partition(", got ")[2]
+
+    points, boxes = ("B", "M", 3), ("N", 7)
+    assert said("points", (1, 9, 4), *points) == (
+        "[1, 9, 4]; if the columns behind the first 3 are features: points[..., :3]"
+    )
+    assert said("boxes", (5, 9), *boxes) == "[5, 9]; if the columns behind the first 7 are features: boxes[..., :7]"
+    assert said("points", (9, 3), *points) == "[9, 3]; with a batch axis: points[None]"
+    assert said("points", (9, 2), *points) == "[9, 2]"
+    assert said("boxes", (5, 7), "N", 5) == "[5, 7]", "the first columns of a 3D box are no rotated rectangle"

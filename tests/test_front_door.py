@@ -81,6 +81,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "sparse_output_shape": (triops.sparse_output_shape, {
         "spatial_shape": [5, 5, 5], "kernel_size": 3, **GEOMETRY, **KINDS}),
     "nms": (triops.nms, {"boxes": BOXES, "scores": SCORES, "iou_threshold": 0.5, "offset": 0}),
+    "batched_nms": (triops.batched_nms, {
+        "boxes": BOXES, "scores": SCORES, "idxs": torch.zeros(5, dtype=torch.int64), "iou_threshold": 0.5}),
+    "boxes_iou3d": (triops.boxes_iou3d, {
+        "boxes_a": BOXES_3D, "boxes_b": BOXES_3D, "aligned": False, "z_origin": "center", "margin": 0.0}),
     "nms_rotated": (triops.nms_rotated, {
         "boxes": ROTATED, "scores": SCORES, "iou_threshold": 0.5, "labels": torch.zeros(5, dtype=torch.int64),
         "clockwise": True, "margin": 0.0}),

@@ -84,6 +84,29 @@ def test_labels_keep_groups_apart() -> None:
         assert kept[labels[kept] == group].tolist() == alone.tolist()
 
 
+def test_categories_are_suppressed_each_alone() -> None:
+    """As torchvision documents it; far from 0, too, where moving categories apart would round coordinates."""
+    flat, scores = predictions(200, 5)
+    boxes = upright(flat) + 70_000
+    idxs = torch.arange(200) * 7 % 4 - 1
+    kept = triops.batched_nms(boxes, scores, idxs, 0.3)
+    assert torch.equal(scores[kept], scores[kept].sort(descending=True).values)
+    for category in range(-1, 3):
+        members = (idxs == category).nonzero()[:, 0]
+        alone = members[triops.nms(boxes[members], scores[members], 0.3)]
+        assert kept[idxs[kept] == category].tolist() == alone.tolist()
+    assert torch.equal(triops.batched_nms(boxes, scores, torch.zeros(200).long(), 0.3), triops.nms(boxes, scores, 0.3))
+    assert triops.batched_nms(boxes[:0], scores[:0], idxs[:0], 0.3).shape == (0,)
+
+
+def test_3d_boxes_of_different_labels_do_not_meet() -> None:
+    boxes = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0.0], [0.5, 0, 9, 4, 2, 2, 0.1], [0.2, 0, 0, 4, 2, 2, 0.0]])
+    scores, labels = torch.tensor([0.5, 0.9, 0.7]), torch.tensor([0, 1, 0])
+    for function in (triops.nms3d, triops.nms3d_normal):
+        assert function(boxes, scores, 0.3).tolist() == [1]
+        assert function(boxes, scores, 0.3, labels=labels).tolist() == [1, 2]
+
+
 def test_counter_clockwise_angles_are_the_negative_ones() -> None:
     boxes, scores = predictions(100, 5)
     flipped = boxes * torch.tensor([1.0, 1, 1, 1, -1])
@@ -141,8 +164,8 @@ def test_equals_the_definition(threshold: float, dtype: torch.dtype) -> None:
     assert triops.nms(upright(boxes), scores, threshold).tolist() == by_definition(plain, scores, limit)
 
 
-IN_CHUNKS = ["nms[300 boxes]", "nms[300 boxes offset 1]", "nms[odd boxes]", "nms[300 boxes ties]", "nms[a chain]",
-             "nms_rotated[a chain]"]  # fmt: skip
+IN_CHUNKS = ["nms[300 boxes]", "nms[300 boxes labels]", "nms[300 boxes offset 1]", "nms[odd boxes]",
+             "nms[300 boxes ties]", "nms[a chain]", "nms_rotated[a chain]"]  # fmt: skip
 SLOW_IN_CHUNKS = ["nms_rotated[300 boxes labels]", "nms_rotated[odd boxes]"]
 
 
@@ -174,8 +197,9 @@ def test_one_box_after_the_other_as_on_a_gpu_gives_the_same_answer(margin: float
     boxes, scores = predictions(100, 9, seed=3)
     args = (boxes, scores, None, 0.2, True, margin)
     assert torch.equal(run("gpu", "nms_rotated", args).cpu(), run("reference", "nms_rotated", args))
-    plain = (upright(boxes), scores, 0.4, 0)
-    assert torch.equal(run("gpu", "nms", plain).cpu(), run("reference", "nms", plain))
+    for labels in (None, torch.arange(100) % 3):
+        plain = (upright(boxes), scores, labels, 0.4, 0)
+        assert torch.equal(run("gpu", "nms", plain).cpu(), run("reference", "nms", plain))
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "gpu"])
@@ -185,7 +209,7 @@ def test_scores_of_every_dtype_are_ordered_as_torch_orders_them(backend: str) ->
     apart = torch.arange(len(scores))[:, None] * 10 + torch.tensor([0.0, 0, 1, 1])
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         order = [1, 6, 8, 3, 7, 10] + ([0, 4, 9] if dtype == torch.float16 else [9, 0, 4]) + [5, 2]
-        assert run(backend, "nms", (apart, scores.to(dtype), 0.5, 0)).tolist() == order
+        assert run(backend, "nms", (apart, scores.to(dtype), None, 0.5, 0)).tolist() == order
 
 
 @settings(max_examples=60, deadline=None)
@@ -193,7 +217,8 @@ def test_scores_of_every_dtype_are_ordered_as_torch_orders_them(backend: str) ->
 def test_backends_keep_the_same_boxes(seed: int, threshold: float, count: int) -> None:
     boxes, scores = predictions(count, 6, seed=seed)
     for name, args in (
-        ("nms", (upright(boxes), scores, threshold, 0)),
+        ("nms", (upright(boxes), scores, None, threshold, 0)),
+        ("nms", (upright(boxes), scores, (boxes[:, 0] % 3).int(), threshold, 0)),
         ("nms_rotated", (boxes, scores, None, threshold, True, 0.0)),
     ):
         assert torch.equal(run("cpu", name, args), run("reference", name, args))

@@ -71,7 +71,7 @@ from triops._op import OPERATORS
 
 def example():
     # what a dispatcher would choose for tensors of a GPU; a count that only a GPU knows is waited for
-    kept = OPERATORS["nms"].kernel("gpu")(torch.rand(5, 4), torch.rand(5), 0.5, 0)
+    kept = OPERATORS["nms"].kernel("gpu")(torch.rand(5, 4), torch.rand(5), None, 0.5, 0)
     assert len(kept) == 2
     rows = OPERATORS["site_rows"].kernel("gpu")(torch.zeros(4, 3, dtype=torch.int32), 1, [8, 8])
     OPERATORS["sparse_to_dense"].kernel("gpu")(torch.rand(4, 16), rows, True)

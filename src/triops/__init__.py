@@ -7,7 +7,7 @@ from triops.ops.batch_norm_act import batch_norm_act
 from triops.ops.bbox_overlaps import bbox_overlaps
 from triops.ops.bev_pool import BevPoolIndex, bev_pool, bev_pool_index
 from triops.ops.border_align import border_align, border_align_backward, border_align_forward
-from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
+from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou3d, boxes_iou_bev, boxes_overlap_bev
 from triops.ops.chamfer_distance import chamfer_distance, chamfer_distance_backward
 from triops.ops.convex_iou import box_iou_quadri, convex_iou
 from triops.ops.deform_conv2d import deform_conv2d, deform_conv2d_backward
@@ -20,7 +20,7 @@ from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.knn import knn, three_nn
 from triops.ops.min_area_polygons import min_area_polygons
 from triops.ops.ms_deform_attn import ms_deform_attn, ms_deform_attn_backward
-from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
+from triops.ops.nms import batched_nms, nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.points_in_boxes import points_in_boxes, points_in_boxes_all
 from triops.ops.points_in_polygons import points_in_polygons
 from triops.ops.prroi_pool import prroi_pool
@@ -44,6 +44,7 @@ __all__ = [
     "Rulebook",
     "ball_query",
     "batch_norm_act",
+    "batched_nms",
     "bbox_overlaps",
     "bev_pool",
     "bev_pool_index",
@@ -52,6 +53,7 @@ __all__ = [
     "border_align_forward",
     "box_iou_quadri",
     "box_iou_rotated",
+    "boxes_iou3d",
     "boxes_iou_bev",
     "boxes_overlap_bev",
     "chamfer_distance",

@@ -77,6 +77,11 @@ class Checker:
     def fail(self, message: str, error: type[Exception] = ValueError) -> None:
         raise error(f"{self.operator}: {message}")
 
+    def tensor(self, name: str, value: Any) -> None:
+        """For functions that look at a tensor before an operator does."""
+        if not isinstance(value, Tensor):
+            self.fail(f"{name} must be a Tensor, got {type(value).__name__}", TypeError)
+
     def shape(self, name: str, tensor: Tensor, *pattern: int | str) -> None:
         """`pattern` holds one entry a dimension: a number, or a name that must mean one size everywhere."""
         got = tensor.shape
@@ -98,7 +103,7 @@ class Checker:
             if isinstance(p, str) and p in self.sizes and self.sizes[p][1] != name
         ]
         expected = f"[{', '.join(map(str, pattern))}]" + (" with " + ", ".join(bound_names) if bound_names else "")
-        self.fail(f"{name} must have shape {expected}, got {list(got)}")
+        self.fail(f"{name} must have shape {expected}, got {list(got)}{_shape_remedy(name, got, pattern)}")
 
     def dtype(self, name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
         if tensor.dtype not in allowed:
@@ -162,6 +167,24 @@ class Checker:
         ):
             self.fail(f"{name} must be a bool, got {_kind(value)}", TypeError)
         return bool(value)
+
+
+def _shape_remedy(name: str, got: Sequence[int], pattern: Sequence[int | str]) -> str:
+    """What a newcomer with points or 3D boxes most likely has to write; "" where nothing is likely.
+
+    Further columns are not dropped unasked: the first one may be the number of the sample, as in OpenPCDet.
+
+    >>> _shape_remedy("boxes", [2, 5, 9], ["B", "T", 7]), _shape_remedy("points", [50, 3], ["B", "M", 3])
+    ('; if the columns behind the first 7 are features: boxes[..., :7]', '; with a batch axis: points[None]')
+    """
+    *axes, columns = pattern or ("",)
+    if columns not in (3, 7) or not got:
+        return ""
+    if len(got) == len(pattern) and got[-1] > columns:
+        return f"; if the columns behind the first {columns} are features: {name}[..., :{columns}]"
+    if axes[:1] == ["B"] and len(got) == len(axes) and got[-1] == columns:
+        return f"; with a batch axis: {name}[None]"
+    return ""
 
 
 def _kind(value: Any) -> str:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 import triops
+from triops.ops.bbox_overlaps import Mode as OverlapMode
 from triops.ops.nms.reference import METHODS, by_score
 
 MARGIN = 1e-2  # by which a corner may lie outside and count as inside, in mmcv's functions for boxes seen from above
-OVERLAP_MODES = ("iou", "iof")
+OVERLAP_MODES: tuple[OverlapMode, ...] = ("iou", "iof")
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:

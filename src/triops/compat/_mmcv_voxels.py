@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import triops
+from triops.ops.dynamic_scatter import Reduce
 
 
 def hard_voxelize_forward(
@@ -31,13 +32,13 @@ def dynamic_voxelize_forward(
     coors.copy_(triops.dynamic_voxelize(points, voxel_size.tolist(), coors_range.tolist()))
 
 
-def dynamic_point_to_voxel_forward(feats: Tensor, coors: Tensor, reduce_type: str) -> list[Tensor]:
+def dynamic_point_to_voxel_forward(feats: Tensor, coors: Tensor, reduce_type: Reduce) -> list[Tensor]:
     return list(triops.dynamic_scatter_forward(feats, coors, reduce_type))
 
 
 def dynamic_point_to_voxel_backward(
     grad_feats: Tensor, grad_reduced_feats: Tensor, feats: Tensor, reduced_feats: Tensor, coors_idx: Tensor,
-    reduce_count: Tensor, reduce_type: str,
+    reduce_count: Tensor, reduce_type: Reduce,
 ) -> None:  # fmt: skip
     grad_feats.copy_(
         triops.dynamic_scatter_backward(grad_reduced_feats, feats, reduced_feats, coors_idx, reduce_count, reduce_type)

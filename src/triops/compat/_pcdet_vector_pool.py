@@ -10,13 +10,13 @@ from torch import Tensor
 
 import triops
 from triops._clouds import counts_to_offsets
-from triops.ops.vector_pool import first_of_cells, vector_pool_pairs
+from triops.ops.vector_pool import Shape, first_of_cells, vector_pool_pairs
 
 MOST_NEIGHBORS = 1000  # OpenPCDet's own limit of `query_stacked_local_neighbor_idxs`
 AT_ONCE = 2**24  # distances in memory
 
 
-def _shape(neighbor_type: int) -> str:
+def _shape(neighbor_type: int) -> Shape:
     return "ball" if neighbor_type == 1 else "cube"
 
 

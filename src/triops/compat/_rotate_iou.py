@@ -9,6 +9,9 @@ import numpy as np
 import torch
 
 import triops
+from triops._geometry.rotated.reference import Mode
+
+MODES: dict[int, Mode] = {-1: "iou", 1: "iof"}
 
 
 def rotate_iou_gpu_eval(boxes: Any, query_boxes: Any, criterion: int = -1, device_id: int = 0) -> Any:
@@ -27,7 +30,7 @@ def rotate_iou_gpu_eval(boxes: Any, query_boxes: Any, criterion: int = -1, devic
     if criterion == 0:
         found = triops.box_iou_rotated(second, first, "iof", clockwise=False).t()
     else:
-        found = triops.box_iou_rotated(first, second, {-1: "iou", 1: "iof"}.get(criterion, "area"), clockwise=False)
+        found = triops.box_iou_rotated(first, second, MODES.get(criterion, "area"), clockwise=False)
     return found.float().cpu().contiguous().numpy()
 
 

@@ -33,9 +33,11 @@ from triops.compat import (
     _mmcv_voxels,
 )
 from triops.compat._extension import Extension
+from triops.ops.bbox_overlaps import Mode as OverlapMode
+from triops.ops.roiaware_pool3d import Mode as PoolMode
 
-OVERLAP_MODES = ("iou", "iof")
-POOL_MODES = ("max", "avg")
+OVERLAP_MODES: tuple[OverlapMode, ...] = ("iou", "iof")
+POOL_MODES: tuple[PoolMode, ...] = ("max", "avg")
 
 
 def get_compiler_version() -> str:

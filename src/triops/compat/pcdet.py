@@ -19,10 +19,11 @@ from triops.compat import _bev, _finder, _pcdet_points, _pcdet_search, _pcdet_ve
 from triops.compat._extension import Extension
 from triops.compat._mmcv_boxes import falling
 from triops.ops.nms.reference import by_score
+from triops.ops.roiaware_pool3d import Mode as PoolMode
 
 CPU_MARGIN, GPU_MARGIN = 1e-2, 1e-5  # OpenPCDet's constants; which applies depends on the function, not on the device
 IOU_MARGIN = 1e-2  # by which a corner may lie outside and count as inside
-POOL_MODES = ("max", "avg")
+POOL_MODES: tuple[PoolMode, ...] = ("max", "avg")
 
 
 def points_in_boxes_cpu(points: Tensor | np.ndarray[Any, Any], boxes: Tensor | np.ndarray[Any, Any]) -> Any:
@@ -71,7 +72,7 @@ class RoIAwarePool3d(nn.Module):
         self.out_size = out_size
         self.max_pts_each_voxel = max_pts_each_voxel
 
-    def forward(self, rois: Tensor, pts: Tensor, pts_feature: Tensor, pool_method: str = "max") -> Tensor:
+    def forward(self, rois: Tensor, pts: Tensor, pts_feature: Tensor, pool_method: PoolMode = "max") -> Tensor:
         """rois [N, 7], pts [P, 3], pts_feature [P, C] -> [N, X, Y, Z, C], differentiable in pts_feature."""
         return triops.roiaware_pool3d(
             rois, pts, pts_feature, self.out_size, self.max_pts_each_voxel, pool_method,
@@ -107,28 +108,17 @@ def boxes_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     >>> boxes_iou3d_gpu(boxes[:1], boxes)
     tensor([[1.0000, 0.3333]])
     """
-    boxes_a, boxes_b = boxes_a.float(), boxes_b.float()
-    return _volume_iou(boxes_a[:, None], boxes_b[None], triops.boxes_overlap_bev(boxes_a, boxes_b, margin=IOU_MARGIN))
+    return triops.boxes_iou3d(boxes_a.float(), boxes_b.float(), margin=IOU_MARGIN)
 
 
 def boxes_aligned_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     """As `boxes_iou3d_gpu`, row by row. boxes_a [N, 7], boxes_b [N, 7] -> [N, 1]."""
-    boxes_a, boxes_b = boxes_a.float(), boxes_b.float()
-    shared = triops.boxes_overlap_bev(boxes_a, boxes_b, aligned=True, margin=IOU_MARGIN)
-    return _volume_iou(boxes_a, boxes_b, shared)[:, None]
+    return paired_boxes_iou3d_gpu(boxes_a, boxes_b)[:, None]
 
 
 def paired_boxes_iou3d_gpu(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     """As `boxes_aligned_iou3d_gpu`, without the last axis. boxes_a [N, 7], boxes_b [N, 7] -> [N]."""
-    return boxes_aligned_iou3d_gpu(boxes_a, boxes_b)[:, 0]
-
-
-def _volume_iou(boxes_a: Tensor, boxes_b: Tensor, shared_area: Tensor) -> Tensor:
-    top = torch.minimum(boxes_a[..., 2] + boxes_a[..., 5] / 2, boxes_b[..., 2] + boxes_b[..., 5] / 2)
-    bottom = torch.maximum(boxes_a[..., 2] - boxes_a[..., 5] / 2, boxes_b[..., 2] - boxes_b[..., 5] / 2)
-    shared = shared_area * (top - bottom).clamp(min=0)
-    union = boxes_a[..., 3:6].prod(-1) + boxes_b[..., 3:6].prod(-1) - shared
-    return shared / union.clamp(min=1e-6)
+    return triops.boxes_iou3d(boxes_a.float(), boxes_b.float(), aligned=True, margin=IOU_MARGIN)
 
 
 def nms_gpu(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from triops._geometry.box.reference import ZOrigin
 from triops.data import cpu
 
 _LITTLE_ENDIAN = np.dtype("<f4")
@@ -38,13 +39,13 @@ class Frame:
     points: npt.NDArray[np.float32]
     boxes: npt.NDArray[np.float32]
     names: list[str]
-    z_origin: str
+    z_origin: ZOrigin
     difficulty: list[int]
     bbox: npt.NDArray[np.float32] | None = None
     score: list[float] | None = None
     source: str = "points"
 
-    def boxes_from(self, z_origin: str) -> npt.NDArray[np.float32]:
+    def boxes_from(self, z_origin: ZOrigin) -> npt.NDArray[np.float32]:
         """The boxes with z at their center or at their bottom."""
         if z_origin == self.z_origin:
             return self.boxes

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triops._geometry.box.reference import ZOrigin
 from triops.data import cpu, files, records
 from triops.data.frames import Frame, FrameRef, check_points
 from triops.data.job import Job, JobError, Output, source_settings
 from triops.data.pickles import dump_pickle
 
-Z_ORIGIN = {"mmdet3d": "bottom", "pcdet": "center"}
+Z_ORIGIN: dict[str, ZOrigin] = {"mmdet3d": "bottom", "pcdet": "center"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _from_text(text: str, rows: int) -> npt.NDArray[np.float32]:
 
 
 def points_of_boxes(
-    points: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32], z_origin: str, source: str = "points"
+    points: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32], z_origin: ZOrigin, source: str = "points"
 ) -> list[npt.NDArray[np.float32]]:
     """The points [K, C] in each box, in their order, less the first three fields of the box.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triops._geometry.box.reference import ZOrigin
 from triops.data import files
 from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, check_points, points_of, safe_name
 from triops.data.kitti_calibration import to_lidar
@@ -33,7 +34,7 @@ class Convention:
 
     points: tuple[str, ...] = ("",)
     sweeps: str = ""
-    z_origin: str = "bottom"
+    z_origin: ZOrigin = "bottom"
     camera: str | None = None
     classes: tuple[str, ...] = ()
     sweeps_loaded: int = 0

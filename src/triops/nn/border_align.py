@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from triops.ops.border_align import border_align
@@ -24,6 +26,9 @@ class BorderAlign(nn.Module):
 
     def forward(self, input: Tensor, boxes: Tensor) -> Tensor:
         return border_align(input, boxes, self.pool_size)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"pool_size={self.pool_size}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from triops.ops.roiaware_pool3d import roiaware_pool3d
+from triops.ops.roiaware_pool3d import Mode, roiaware_pool3d
 
 
 class RoIAwarePool3d(nn.Module):
@@ -18,7 +19,7 @@ class RoIAwarePool3d(nn.Module):
     torch.Size([2, 12, 12, 12, 16])
     """
 
-    def __init__(self, out_size: int | Sequence[int], max_points_per_voxel: int = 128, mode: str = "max") -> None:
+    def __init__(self, out_size: int | Sequence[int], max_points_per_voxel: int = 128, mode: Mode = "max") -> None:
         super().__init__()
         self.out_size = out_size
         self.max_points_per_voxel = max_points_per_voxel
@@ -26,6 +27,9 @@ class RoIAwarePool3d(nn.Module):
 
     def forward(self, rois: Tensor, points: Tensor, features: Tensor) -> Tensor:
         return roiaware_pool3d(rois, points, features, self.out_size, self.max_points_per_voxel, self.mode)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"out_size={self.out_size}, max_points_per_voxel={self.max_points_per_voxel}, mode={self.mode!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,9 @@ class SparseConvolution(Window):
         if self.act_type is not Activation.None_:
             output = output.replace_feature(self.act_type(output.features, self.act_alpha))
         return output
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _pointwise(self, features: Tensor) -> Tensor:
         """The layer where every site meets itself alone: a product of matrices."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -228,6 +228,9 @@ class SparseBatchNorm(nn.BatchNorm1d):
             return input.replace_feature(self.forward(input.features))
         return _batch_norm(self, input) if torch.compiler.is_compiling() else super().forward(input)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
     """SyncBatchNorm that takes a SparseConvTensor, or features."""
@@ -237,6 +240,9 @@ class SparseSyncBatchNorm(nn.SyncBatchNorm):
             return input.replace_feature(super().forward(input.features))
         return super().forward(input)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class SparseReLU(nn.ReLU):
     """ReLU that takes a SparseConvTensor, or features."""
@@ -245,6 +251,9 @@ class SparseReLU(nn.ReLU):
         if isinstance(input, SparseConvTensor):
             return input.replace_feature(super().forward(input.features))
         return super().forward(input)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 _ACTIVATION_NAMES: dict[type, str] = {
@@ -266,6 +275,9 @@ class Identity(SparseModule):
     def forward(self, input: Any) -> Any:
         return input
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class ToDense(SparseModule):
     """See `SparseConvTensor.dense`: gives [B, C, *spatial_shape]."""
@@ -273,6 +285,9 @@ class ToDense(SparseModule):
     def forward(self, x: SparseConvTensor) -> Tensor:
         self.require_sparse(x)
         return x.dense()
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class RemoveGrid(SparseModule):
@@ -283,6 +298,9 @@ class RemoveGrid(SparseModule):
         x = x.shadow_copy()
         x.grid = None
         return x
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class _Table(SparseModule):
@@ -324,6 +342,9 @@ class JoinTable(_Table):
         self._check_inputs(input, channels=False)
         return self._merge(input, torch.cat([x.features for x in input], 1))
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class AddTable(_Table):
     """The sum of several sparse tensors with the same sites."""
@@ -334,6 +355,9 @@ class AddTable(_Table):
         for x in input[1:]:
             total = total + x.features
         return self._merge(input, total)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class ConcatTable(SparseModule):
@@ -349,6 +373,9 @@ class ConcatTable(SparseModule):
 
     def forward(self, input: Any) -> list[Any]:
         return [module(input) for module in self._modules.values() if module is not None]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def assign_name_for_sparse_modules(module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,9 @@ class _Pool(Window):
         self._check_input(input)
         rulebook, _ = self._rulebooks(input, lambda found: found)
         return self._output(input, type(self)._pool(input.features, rulebook), rulebook)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class SparseMaxPool(_Pool):
@@ -162,6 +165,9 @@ class SparseGlobalMaxPool(SparseModule):
             first = none.scatter_reduce(0, element, candidates, "amin")[:batch_size]
         return F.pad(features, (0, 0, 0, 1)).gather(0, first)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class SparseGlobalAvgPool(SparseModule):
     """The mean feature of each element of the batch: [B, C]; 0 where it has no sites.
@@ -183,6 +189,9 @@ class SparseGlobalAvgPool(SparseModule):
         total = wide.new_zeros((batch_size + 1, features.shape[1])).index_add(0, element, wide)
         count = wide.new_zeros(batch_size + 1).index_add(0, element, wide.new_ones(features.shape[:1]))
         return (total / count.clamp(min=1)[:, None])[:batch_size].to(features.dtype)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def _features(pool: SparseModule, input: SparseConvTensor) -> Tensor:

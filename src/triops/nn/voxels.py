@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from triops.nn.sparse_tensor import SparseConvTensor
-from triops.ops.dynamic_scatter import dynamic_scatter
+from triops.ops.dynamic_scatter import Reduce, dynamic_scatter
 from triops.ops.voxelize import Numbers, grid_size, voxelize, voxelize_padded
 
 
@@ -40,6 +41,9 @@ class Voxelization(nn.Module):
 
     def forward(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return voxelize(points, self.voxel_size, self.point_range, self.max_points, self._most())
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _most(self) -> int:
         return self.max_voxels[not self.training]
@@ -81,6 +85,9 @@ class MeanVoxels(Voxelization):
             sites.append(torch.cat([torch.full_like(coords[:, :1], b), coords], 1))
         return SparseConvTensor(torch.cat(features), torch.cat(sites), self.spatial_shape, len(points))
 
+    if TYPE_CHECKING:
+        __call__ = forward  # type: ignore[assignment]
+
     def _padded(self, points: Tensor) -> SparseConvTensor:
         voxels, coords, num_points, _, count = voxelize_padded(
             points, self.voxel_size, self.point_range, self.max_points, self._most()
@@ -99,12 +106,15 @@ class DynamicScatter(nn.Module):
     (tensor([[2.]]), tensor([[0, 5]]))
     """
 
-    def __init__(self, reduce: str = "mean") -> None:
+    def __init__(self, reduce: Reduce = "mean") -> None:
         super().__init__()
         self.reduce = reduce
 
     def forward(self, features: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
         return dynamic_scatter(features, coords, self.reduce)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"reduce={self.reduce!r}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
 
-Z_ORIGINS = ("center", "bottom")
+ZOrigin = Literal["center", "bottom"]
+Z_ORIGINS: tuple[ZOrigin, ...] = get_args(ZOrigin)
 
 
 def cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
 
-MODES = ("iou", "iof")
+Mode = Literal["iou", "iof"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 SLACK = 8  # units in the last place of the polygons' extent within which two sides count as one
 
 

@@ -10,9 +10,9 @@ from triops import _check
 
 def birds_eye_rectangles(operator: str, name: str, boxes: Tensor) -> Tensor:
     """boxes [N, 7] -> x, y, dx, dy, heading [N, 5]."""
-    if not isinstance(boxes, Tensor):
-        raise TypeError(f"{operator}: {name} must be a Tensor, got {type(boxes).__name__}")
-    _check.Checker(operator).shape(name, boxes, "N", 7)
+    c = _check.Checker(operator)
+    c.tensor(name, boxes)
+    c.shape(name, boxes, "N", 7)
     return torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
 
 

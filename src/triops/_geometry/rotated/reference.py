@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from triops._dtypes import compute_dtype
 from triops._geometry.box.reference import cos_sin
 
-MODES = ("iou", "iof", "area")
+Mode = Literal["iou", "iof", "area"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 SLACK = 4  # units in the last place of the rectangles' extent within which two sides count as one
 FLAT = 1e-20  # what the sine or cosine of parallel sides is taken as: a step that is not 0
 SMALLEST_UNION = 1e-8  # of mmcv, where a margin can make the shared area larger than both rectangles

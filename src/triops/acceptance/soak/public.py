@@ -86,7 +86,7 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
     if name == "border_align_backward":
         parameters = ["grad_output", "boxes", "argmax", "input_shape", "pool_size"]
         return Public(name, name, name, parameters, _border_align_backward, function)
-    if name in ("boxes_iou_bev", "boxes_overlap_bev"):
+    if name in ("boxes_iou3d", "boxes_iou_bev", "boxes_overlap_bev"):
         return Public(name, "points_in_boxes", "box_iou_rotated", ["boxes_a", "boxes_b"], _two_sets_of_boxes, function)
     if name == "box_iou_quadri":
         parameters = ["bboxes1", "bboxes2", "mode", "aligned"]
@@ -109,6 +109,8 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
             name, "vector_pool_pairs", "gather_points_backward", parameters, _vector_pool,
             lambda *a: function(*a[:6], shape=a[6], k=a[7], offsets=a[8], center_offsets=a[9]),
         )  # fmt: skip
+    if name == "batched_nms":
+        return Public(name, "nms", "nms", list(inspect.signature(function).parameters), _categories, function)
     if name in ("nms3d", "nms3d_normal"):
         parameters = ["boxes", "scores", "iou_threshold"]
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)
@@ -184,6 +186,11 @@ def _two_sets_of_boxes(rng: Random, args: Values) -> Values:
 def _scored_boxes(rng: Random, args: Values) -> Values:
     boxes: Tensor = args[1].flatten(0, 1)[:120]
     return boxes, torch.rand(len(boxes), generator=generator(rng)).to(boxes.dtype), rng.choice((0.0, 0.1, 0.5))
+
+
+def _categories(rng: Random, args: Values) -> Values:
+    boxes, scores, _, iou_threshold, _ = args
+    return boxes, scores, torch.randint(-2, 3, (len(boxes),), generator=generator(rng)), iou_threshold
 
 
 def _with_features(rng: Random, args: Values, weighted: bool) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from torch import Tensor
 from triops import _check, _op
 from triops.ops.bbox_overlaps import reference
 
-MODES = ("iou", "iof")
+Mode = Literal["iou", "iof"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def bbox_overlaps(
-    bboxes1: Tensor, bboxes2: Tensor, mode: str = "iou", aligned: bool = False, offset: int = 0
+    bboxes1: Tensor, bboxes2: Tensor, mode: Mode = "iou", aligned: bool = False, offset: int = 0
 ) -> Tensor:
     """How much boxes overlap: of every pair, or of each row with its own.
 

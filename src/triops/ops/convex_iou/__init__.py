@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from triops import _check, _op
-from triops._geometry.polygon.reference import MODES
+from triops._geometry.polygon.reference import MODES, Mode
 from triops.ops.convex_iou import reference
 
 MOST_POINTS = 16  # of a set
 
 
-def convex_iou(pointsets: Tensor, polygons: Tensor, mode: str = "iou", aligned: bool = False) -> Tensor:
+def convex_iou(pointsets: Tensor, polygons: Tensor, mode: Mode = "iou", aligned: bool = False) -> Tensor:
     """Overlap of the convex hulls of sets of points: of every pair, or of each row with its own. No gradient flows.
 
     Args:
@@ -36,7 +36,7 @@ def convex_iou(pointsets: Tensor, polygons: Tensor, mode: str = "iou", aligned: 
     return _convex_iou(pointsets, polygons, mode, aligned)  # type: ignore[no-any-return]
 
 
-def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, mode: str = "iou", aligned: bool = False) -> Tensor:
+def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, mode: Mode = "iou", aligned: bool = False) -> Tensor:
     """Overlap of quadrilaterals `(x1, y1, ..., x4, y4)` [N, 8] and [M, 8], taken as their convex hulls.
 
     The rest as in `convex_iou`. mmcv's function of this name is exact for rectangles only; see its page.

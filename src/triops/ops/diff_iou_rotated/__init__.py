@@ -8,10 +8,10 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops.ops.diff_iou_rotated import reference
-from triops.ops.diff_iou_rotated.reference import MODES
+from triops.ops.diff_iou_rotated.reference import MODES, Mode
 
 
-def diff_iou_rotated(boxes1: Tensor, boxes2: Tensor, mode: str = "iou") -> Tensor:
+def diff_iou_rotated(boxes1: Tensor, boxes2: Tensor, mode: Mode = "iou") -> Tensor:
     """Overlap of each box of `boxes1` with the one in its place in `boxes2`. Differentiable in both.
 
     Args:
@@ -68,7 +68,7 @@ def diff_iou_rotated_3d(box3d1: Tensor, box3d2: Tensor) -> Tensor:
 
 
 def diff_iou_rotated_backward(
-    grad_output: Tensor, boxes1: Tensor, boxes2: Tensor, mode: str = "iou"
+    grad_output: Tensor, boxes1: Tensor, boxes2: Tensor, mode: Mode = "iou"
 ) -> tuple[Tensor, Tensor]:
     """Gradients of boxes1 and boxes2 for that of the output of `diff_iou_rotated`; called by autograd, and public.
 

@@ -6,7 +6,7 @@ share from how much of their sides lies in each other, finite wherever they lie.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from triops._geometry.rotated.reference import (
     slack,
 )
 
-MODES = ("iou", "giou", "diou")
+Mode = Literal["iou", "giou", "diou"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Solid(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from torch import Tensor
 from triops import _check, _op
 from triops.ops.dynamic_scatter import reference
 
-REDUCTIONS = ("mean", "max", "sum")
+Reduce = Literal["mean", "max", "sum"]
+REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 MAX_AXES = 8
 
 
-def dynamic_scatter(features: Tensor, coords: Tensor, reduce: str = "mean") -> tuple[Tensor, Tensor]:
+def dynamic_scatter(features: Tensor, coords: Tensor, reduce: Reduce = "mean") -> tuple[Tensor, Tensor]:
     """Reduce the features of the points that share a voxel. Differentiable in `features`.
 
     Args:
@@ -46,7 +47,7 @@ def dynamic_scatter(features: Tensor, coords: Tensor, reduce: str = "mean") -> t
 
 
 def dynamic_scatter_forward(
-    features: Tensor, coords: Tensor, reduce: str = "mean"
+    features: Tensor, coords: Tensor, reduce: Reduce = "mean"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`dynamic_scatter` with everything that its backward needs. Arguments and errors as for `dynamic_scatter`.
 
@@ -69,7 +70,7 @@ def dynamic_scatter_backward(
     reduced: Tensor,
     point_to_voxel: Tensor,
     counts: Tensor,
-    reduce: str = "mean",
+    reduce: Reduce = "mean",
 ) -> Tensor:
     """Gradient of the features of `dynamic_scatter`; called by autograd, and public.
 

@@ -11,10 +11,17 @@ from triops import _check, _op
 from triops._dtypes import compute_dtype
 from triops._geometry.rotated.arguments import birds_eye_rectangles, check_margin
 from triops.ops.nms import reference
-from triops.ops.nms.reference import METHODS
+from triops.ops.nms.reference import METHODS, Method
 
 
-def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) -> Tensor:
+def nms(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    offset: int = 0,
+    *,
+    labels: Optional[Tensor] = None,  # noqa: UP045 - as in the schema
+) -> Tensor:
     """Keep the best of boxes that overlap each other.
 
     Boxes are taken from the highest score to the lowest, equal scores in the order of the boxes. One that overlaps a
@@ -26,9 +33,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) ->
         iou_threshold: of intersection over union, at least 0; rounded to the dtype that overlaps are computed in,
             which is float64 for float64 boxes and float32 for all others.
         offset: 0, or 1 for boxes whose last pixel is inside, as in `bbox_overlaps`.
+        labels: integer tensor [N]; then only boxes of the same label drop each other.
 
     Returns:
-        int64 tensor [K]: indices of the boxes that are kept, best first.
+        int64 tensor [K]: indices of the boxes that are kept, best first. Empty when N is 0.
 
     Raises:
         ValueError, TypeError: on a wrong shape, dtype, device or option.
@@ -38,7 +46,41 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) ->
     >>> triops.nms(boxes, torch.tensor([0.5, 0.9, 0.7]), iou_threshold=0.5)
     tensor([1, 2])
     """
-    return _nms(boxes, scores, iou_threshold, offset)  # type: ignore[no-any-return]
+    return _nms(boxes, scores, labels, iou_threshold, offset)  # type: ignore[no-any-return]
+
+
+def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+    """`nms` within each category: the signature of `torchvision.ops.batched_nms`, and its answer.
+
+    The same as `nms(boxes, scores, iou_threshold, labels=idxs)`. Where torchvision and mmcv move the boxes of each
+    category apart, which rounds their coordinates, here only boxes of one category are compared: what is kept is what
+    `nms` keeps of each category alone. mmcv's `batched_nms` returns the boxes with their scores as well:
+    `torch.cat([boxes, scores[:, None]], 1)[keep]`; its `max_num` is `keep[:max_num]`, and its `class_agnostic` is
+    `nms` without labels. Rotated boxes: `nms_rotated(..., labels=idxs)`; 3D boxes: `nms3d(..., labels=idxs)`.
+
+    Args:
+        boxes: float tensor [N, 4] of `(x1, y1, x2, y2)`.
+        scores: float tensor [N].
+        idxs: integer tensor [N], the category of each box, or its image, or both in one number. Any values.
+        iou_threshold: as in `nms`.
+
+    Returns:
+        int64 tensor [K]: indices of the boxes that are kept, best first, of all categories together. Empty when N is 0.
+
+    Raises:
+        ValueError, TypeError: on a wrong shape, dtype, device or threshold.
+
+    >>> import torch, triops
+    >>> boxes = torch.tensor([[0.0, 0, 10, 10], [1, 1, 11, 11], [0, 0, 10, 9]])
+    >>> triops.batched_nms(boxes, torch.tensor([0.5, 0.9, 0.7]), torch.tensor([3, 8, 3]), iou_threshold=0.5)
+    tensor([1, 2])
+    """
+    c = _check.Checker("batched_nms")  # whose words `nms` does not have
+    c.tensor("boxes", boxes)
+    c.tensor("idxs", idxs)
+    c.shape("boxes", boxes, "N", 4)
+    _check_labels(c, boxes, idxs, "idxs")
+    return nms(boxes, scores, iou_threshold, labels=idxs)
 
 
 def nms_rotated(
@@ -96,18 +138,39 @@ def nms_quadri(
     return _nms_quadri(boxes, scores, labels, iou_threshold)  # type: ignore[no-any-return]
 
 
-def nms3d(boxes: Tensor, scores: Tensor, iou_threshold: float, *, margin: float = 0.0) -> Tensor:
+def nms3d(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    *,
+    labels: Optional[Tensor] = None,  # noqa: UP045 - as in the schema
+    margin: float = 0.0,
+) -> Tensor:
     """As `nms`, for 3D boxes `(x, y, z, dx, dy, dz, heading)` [N, 7] seen from above: z and dz play no part.
+
+    Args:
+        boxes: float tensor [N, 7].
+        scores, iou_threshold, labels: as in `nms`.
+        margin: as in `box_iou_rotated`.
+
+    Returns:
+        int64 tensor [K]: indices of the boxes that are kept, best first.
 
     >>> import torch, triops
     >>> boxes = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0.0], [0.5, 0, 9, 4, 2, 2, 0.1], [9, 0, 0, 4, 2, 2, 0.0]])
     >>> triops.nms3d(boxes, torch.tensor([0.5, 0.9, 0.7]), iou_threshold=0.3)
     tensor([1, 2])
     """
-    return nms_rotated(birds_eye_rectangles("nms3d", "boxes", boxes), scores, iou_threshold, margin=margin)
+    return nms_rotated(birds_eye_rectangles("nms3d", "boxes", boxes), scores, iou_threshold, labels, margin=margin)
 
 
-def nms3d_normal(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+def nms3d_normal(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    *,
+    labels: Optional[Tensor] = None,  # noqa: UP045 - as in the schema
+) -> Tensor:
     """As `nms3d`, with every heading taken as 0.
 
     >>> import torch, triops
@@ -118,7 +181,7 @@ def nms3d_normal(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     seen = birds_eye_rectangles("nms3d_normal", "boxes", boxes)
     seen = seen.to(compute_dtype(seen.dtype)) if seen.is_floating_point() else seen  # corners do not fit in half types
     centre, half = seen[:, :2], seen[:, 2:4] * 0.5
-    return nms(torch.cat([centre - half, centre + half], 1), scores, iou_threshold)
+    return nms(torch.cat([centre - half, centre + half], 1), scores, iou_threshold, labels=labels)
 
 
 def soft_nms(
@@ -127,7 +190,7 @@ def soft_nms(
     iou_threshold: float = 0.3,
     sigma: float = 0.5,
     min_score: float = 1e-3,
-    method: str = "linear",
+    method: Method = "linear",
     offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Lower the scores of boxes that overlap better ones, instead of dropping them.
@@ -165,8 +228,10 @@ def _checked(operator: str, boxes: Tensor, scores: Tensor, columns: int, iou_thr
     return c
 
 
-def _check_nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> None:
-    _checked("nms", boxes, scores, 4, iou_threshold).choice("offset", offset, (0, 1))
+def _check_nms(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_threshold: float, offset: int) -> None:
+    c = _checked("nms", boxes, scores, 4, iou_threshold)
+    c.choice("offset", offset, (0, 1))
+    _check_labels(c, boxes, labels)
 
 
 def _check_rotated(
@@ -181,11 +246,11 @@ def _check_quadri(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_thre
     _check_labels(_checked("nms_quadri", boxes, scores, 8, iou_threshold), boxes, labels)
 
 
-def _check_labels(c: _check.Checker, boxes: Tensor, labels: Tensor | None) -> None:
+def _check_labels(c: _check.Checker, boxes: Tensor, labels: Tensor | None, name: str = "labels") -> None:
     if labels is not None:
-        c.shape("labels", labels, "N")
-        c.dtype("labels", labels, _check.INDICES)
-        c.same_device(boxes=boxes, labels=labels)
+        c.shape(name, labels, "N")
+        c.dtype(name, labels, _check.INDICES)
+        c.same_device(**{"boxes": boxes, name: labels})
 
 
 def _check_soft(
@@ -204,7 +269,7 @@ def _some(boxes: Tensor) -> int:
     return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
 
 
-def _fake_nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+def _fake_nms(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_threshold: float, offset: int) -> Tensor:
     return boxes.new_empty(_some(boxes), dtype=torch.int64)
 
 

@@ -17,12 +17,24 @@ from triops.ops.nms.reference import EXP_TERMS, METHODS, by_score
 _EXP_TERMS = np.array(EXP_TERMS)
 
 
-def nms(boxes, scores, iou_threshold, offset):
+def nms(boxes, scores, labels, iou_threshold, offset):
     order = by_score(scores)
-    fields = _fields(boxes[order], offset)
     keep = torch.empty(len(order), dtype=torch.bool)
-    _suppress(fields, fields.dtype.type(offset), fields.dtype.type(iou_threshold), keep.numpy())
-    return order[keep]
+    if labels is None:
+        _keep_best(boxes[order], np.array([0, len(order)]), iou_threshold, offset, keep)
+        return order[keep]
+    # each label's boxes side by side, still in order of the scores: no box meets one of another label
+    labels, places = labels[order].sort(stable=True)
+    counts = labels.unique_consecutive(return_counts=True)[1]
+    bounds = np.concatenate([np.zeros(1, np.int64), as_numpy(counts.cumsum(0))])
+    _keep_best(boxes[order[places]], bounds, iou_threshold, offset, keep)
+    return order[places[keep].sort().values]
+
+
+def _keep_best(boxes, bounds, iou_threshold, offset, keep):
+    """Which boxes stay, of groups from one of `bounds` to the next, each in order of the scores."""
+    fields = _fields(boxes, offset)
+    _suppress(fields, bounds, fields.dtype.type(offset), fields.dtype.type(iou_threshold), keep.numpy())
 
 
 def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
@@ -65,22 +77,25 @@ def _fields(boxes, offset):
 
 
 @jit
-def _mark(fields, i, offset, threshold, dropped):
+def _mark(fields, i, stop, offset, threshold, dropped):
     x1, y1, x2, y2, area = fields[X1, i], fields[Y1, i], fields[X2, i], fields[Y2, i], fields[AREA, i]
     first = i + 1
-    a, b, c, d, e = fields[X1, first:], fields[Y1, first:], fields[X2, first:], fields[Y2, first:], fields[AREA, first:]
+    a, b, c = fields[X1, first:stop], fields[Y1, first:stop], fields[X2, first:stop]
+    d, e = fields[Y2, first:stop], fields[AREA, first:stop]
     for j in range(np.uint64(len(a))):
         iou = overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
         dropped[j] |= iou > threshold
 
 
 @jit
-def _suppress(fields, offset, threshold, keep):
+def _suppress(fields, bounds, offset, threshold, keep):
     dropped = np.zeros(len(keep), np.uint8)
-    for i in range(len(keep)):
-        keep[i] = dropped[i] == 0
-        if keep[i]:
-            _mark(fields, i, offset, threshold, dropped[i + 1 :])
+    for group in range(len(bounds) - 1):
+        stop = bounds[group + 1]
+        for i in range(bounds[group], stop):
+            keep[i] = dropped[i] == 0
+            if keep[i]:
+                _mark(fields, i, stop, offset, threshold, dropped[i + 1 : stop])
 
 
 @jit

@@ -52,19 +52,21 @@ UNROLL = tl.constexpr(4)  # boxes at a time, whose loads go out together
 _REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
-def nms(boxes, scores, iou_threshold, offset):
+def nms(boxes, scores, labels, iou_threshold, offset):
     count = len(scores)
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=boxes.device)
     boxes, scores = boxes.contiguous(), scores.contiguous()
+    labels = labels if labels is None else labels.contiguous()
     real = compute_dtype(boxes.dtype)
     counter = pinned_counter(boxes.device)
 
     def single():
-        return launch_single(boxes, scores, iou_threshold, offset, _REAL[real], counter.expect())
+        return launch_single(boxes, scores, labels, iou_threshold, offset, _REAL[real], counter.expect())
 
     def in_chunks(compile_all=False):
         order = by_score(scores)
+        groups = order if labels is None else labels[order]
         fields = torch.empty((5, count), dtype=real, device=boxes.device)
         _gather_kernel[(_gpu.cdiv(count, GATHER_BLOCK),)](
             boxes, order, fields, count,
@@ -73,14 +75,15 @@ def nms(boxes, scores, iou_threshold, offset):
 
         def drops(grid, mask, others, state, dropped, start, stop, behind):
             _drops_kernel[grid](
-                fields, order, mask, others, state, dropped, start, stop, count, _gpu.bits_of(iou_threshold), 0,
-                ROTATED=False, GROUPED=False, POLYGON=False, OFFSET=offset, BEHIND=behind, LANES=BOX_LANES,
-                CHUNK=CHUNK, num_warps=2, enable_fp_fusion=False,
+                fields, groups, mask, others, state, dropped, start, stop, count, _gpu.bits_of(iou_threshold), 0,
+                ROTATED=False, GROUPED=labels is not None, POLYGON=False, OFFSET=offset, BEHIND=behind,
+                LANES=BOX_LANES, CHUNK=CHUNK, num_warps=2, enable_fp_fusion=False,
             )  # fmt: skip
 
         return _launch_chunks(order, drops, BOX_LANES, counter.expect(), compile_all)
 
-    _gpu.compile_once(("nms", boxes.dtype, scores.dtype, offset), lambda: (single(), in_chunks(compile_all=True)))
+    key = "nms", boxes.dtype, scores.dtype, None if labels is None else labels.dtype, offset
+    _gpu.compile_once(key, lambda: (single(), in_chunks(compile_all=True)))
     out = single() if count <= MOST_IN_ONE_LAUNCH else in_chunks()
     return out[: counter.wait()]
 

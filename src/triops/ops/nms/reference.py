@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import Literal, Optional, get_args
 
 import torch
 from torch import Tensor
@@ -13,15 +13,17 @@ from triops._geometry.polygon.reference import overlap as polygon_overlap
 from triops._geometry.rectangle.reference import overlaps as rectangle_overlaps
 from triops._geometry.rotated.reference import Frames, frames, overlap
 
-METHODS = ("naive", "linear", "gaussian")
+Method = Literal["naive", "linear", "gaussian"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
-def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """boxes [N, 4], scores [N] -> int64 [K]: the boxes that are kept, best first."""
+def nms(boxes: Tensor, scores: Tensor, labels: Optional[Tensor], iou_threshold: float, offset: int) -> Tensor:  # noqa: UP045
+    """boxes [N, 4], scores [N], labels [N] or None -> int64 [K]: the boxes that are kept, best first."""
     wide = boxes.to(compute_dtype(boxes.dtype))
 
     def overlaps(best: Tensor, others: Tensor) -> Tensor:
-        return rectangle_overlaps(wide[best], wide[others], "iou", False, offset)[0]
+        found = rectangle_overlaps(wide[best], wide[others], "iou", False, offset)[0]
+        return found if labels is None else torch.where(labels[best] == labels[others], found, 0.0)
 
     return kept(by_score(scores), iou_threshold, overlaps)
 

@@ -14,7 +14,7 @@ from triops._dtypes import compute_dtype
 from triops._op import OPERATORS
 from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated.samples import not_finite_boxes, special_boxes
-from triops.ops.nms import nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
+from triops.ops.nms import batched_nms, nms, nms3d, nms3d_normal, nms_quadri, nms_rotated, soft_nms
 from triops.ops.nms.reference import by_score
 
 _Make = Callable[[torch.dtype], tuple[Any, ...]]
@@ -40,12 +40,19 @@ def upright(boxes: Tensor) -> Tensor:
     return torch.cat([boxes[:, :2] - boxes[:, 2:4] / 2, boxes[:, :2] + boxes[:, 2:4] / 2], 1)
 
 
-def _plain(count: int, objects: int, threshold: float = 0.5, offset: int = 0, seed: int = 0) -> _Make:
+def _plain(
+    count: int, objects: int, threshold: float = 0.5, offset: int = 0, seed: int = 0, labels: int = 0
+) -> _Make:  # fmt: skip
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         boxes, scores = predictions(count, objects, seed=seed)
-        return upright(boxes).to(dtype), scores.to(dtype), threshold, offset
+        label = _labels(count, labels, seed) if labels else None
+        return upright(boxes).to(dtype), scores.to(dtype), label, threshold, offset
 
     return make
+
+
+def _labels(count: int, kinds: int, seed: int) -> Tensor:
+    return torch.randint(kinds, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def _rotated(
@@ -54,7 +61,7 @@ def _rotated(
 ) -> _Make:  # fmt: skip
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         boxes, scores = predictions(count, objects, seed=seed)
-        labels = torch.randint(3, (count,), generator=torch.Generator().manual_seed(seed)) if labelled else None
+        labels = _labels(count, 3, seed) if labelled else None
         return boxes.to(dtype), scores.to(dtype), labels, threshold, clockwise, margin
 
     return make
@@ -142,10 +149,12 @@ SAMPLES = [
     Sample("nms", "1000 boxes", _plain(1000, 40), "network"),
     Sample("nms", "4096 boxes", _plain(4096, 100), "network", demo=True),
     Sample("nms", "20000 boxes", _plain(20_000, 300), "network"),
+    Sample("nms", "4096 boxes 80 labels", _plain(4096, 100, labels=80), "network"),
     Sample("nms", "9 boxes", _plain(9, 3)),
     Sample("nms", "300 boxes", _plain(300, 20, 0.3, seed=1)),
     Sample("nms", "300 boxes offset 1", _plain(300, 20, 0.3, 1, seed=2)),
     Sample("nms", "300 boxes threshold 0", _plain(300, 20, 0.0, seed=3)),
+    Sample("nms", "300 boxes labels", _plain(300, 20, 0.3, seed=5, labels=3)),
     Sample("nms", "300 boxes ties", _with(_ties, _plain(300, 30, seed=4))),
     *(Sample("nms", f"{n} boxes", _plain(n, max(n // 9, 1), seed=n), "boundary") for n in _SIZES),
     Sample("nms", "odd scores", _with(_odd_scores, _plain(100, 20)), "boundary"),
@@ -187,6 +196,7 @@ _BOXES, _ROTATED, _SCORES = torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(3)
 
 SIZED = [
     Sized("nms", "boxes", lambda draw: _plain(draw(6000), 40)),
+    Sized("nms", "labels", lambda draw: _plain(draw(6000), 40, labels=3)),
     Sized("nms_rotated", "boxes", lambda draw: _rotated(draw(6000), 40)),
     Sized("nms_rotated", "labels and a margin", lambda draw: _rotated(draw(6000), 40, labelled=True, margin=0.01)),
     Sized("nms_quadri", "boxes", lambda draw: _quadri(draw(6000), 40)),
@@ -212,6 +222,12 @@ BAD_CALLS = [
     _bad(nms, "negative threshold", ValueError, "iou_threshold must be at least 0", _BOXES, _SCORES, -0.5),
     _bad(nms, "threshold of another type", TypeError, "iou_threshold must be a number, got str", _BOXES, _SCORES, "1"),
     _bad(nms, "offset 2", ValueError, "offset must be 0 or 1, got 2", _BOXES, _SCORES, 0.5, 2),
+    _bad(nms, "float labels", TypeError, "nms: labels must be int32 or int64, got float32", _BOXES, _SCORES, 0.5,
+         labels=_SCORES),
+    _bad(batched_nms, "fewer categories", ValueError, r"batched_nms: idxs must have shape .*N = 3 as in boxes, got \[2",
+         _BOXES, _SCORES, torch.zeros(2).long(), 0.5),
+    _bad(batched_nms, "no categories", TypeError, "batched_nms: idxs must be a Tensor, got NoneType", _BOXES, _SCORES,
+         None, 0.5),
     _bad(nms, "None", TypeError, "boxes must be a Tensor, got NoneType", None, _SCORES, 0.5),
     _bad(nms_rotated, "4 columns", ValueError, r"boxes must have shape \[N, 5\], got \[3, 4\]", _BOXES, _SCORES, 0.5),
     _bad(nms_rotated, "float labels", TypeError, "labels must be int32 or int64, got float32", _ROTATED, _SCORES, 0.5,
@@ -260,23 +276,32 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
         return {}
     found: dict[str, Callable[..., Any]] = {"torch": _one_by_one}
     try:
-        from torchvision.ops import nms as torchvision_nms  # type: ignore[import-not-found, unused-ignore]
+        from torchvision import ops  # type: ignore[import-not-found, unused-ignore]
 
-        found["torchvision"] = lambda boxes, scores, threshold, offset: torchvision_nms(boxes, scores, threshold)
+        found["torchvision"] = lambda boxes, scores, labels, threshold, offset: (
+            ops.nms(boxes, scores, threshold) if labels is None else ops.batched_nms(boxes, scores, labels, threshold)
+        )
     except ImportError:
         pass
     _ext = compiled_mmcv()
     if _ext is not None:
-        found["mmcv"] = lambda boxes, scores, threshold, offset: _ext.nms(
-            boxes, scores, iou_threshold=threshold, offset=offset
+        found["mmcv"] = lambda boxes, scores, labels, threshold, offset: _ext.nms(
+            boxes if labels is None else _apart(boxes, labels), scores, iou_threshold=threshold, offset=offset
         )
     return found
 
 
-def _one_by_one(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+def _apart(boxes: Tensor, labels: Tensor) -> Tensor:
+    """Boxes of different labels so far from each other that none overlap, as mmcv does: this rounds coordinates."""
+    return boxes + (labels.to(boxes) * (boxes.max() - boxes.min() + 1))[:, None]
+
+
+def _one_by_one(boxes: Tensor, scores: Tensor, labels: Tensor | None, iou_threshold: float, offset: int) -> Tensor:
     """What one writes in torch: take the best, drop what it overlaps, go on with the rest."""
     order = by_score(scores)
     boxes = boxes.to(compute_dtype(boxes.dtype))
+    if labels is not None:
+        boxes = _apart(boxes.double(), labels)
     area = (boxes[:, 2:] - boxes[:, :2] + offset).prod(1)
     kept = []
     while len(order):

@@ -26,14 +26,14 @@ MOST = _gpu.block(1024, interpreted=512)  # boxes
 COMPARED = tl.constexpr(8)  # scores at a time, whose loads go out together
 
 
-def launch_single(boxes, scores, iou_threshold, offset, real, counter):
+def launch_single(boxes, scores, labels, iou_threshold, offset, real, counter):
     """-> int64 [N] that begins with the kept boxes; how many is in `counter` once the kernel is through."""
     count = len(scores)
     out = torch.empty(count, dtype=torch.int64, device=boxes.device)
-    scratch = torch.empty((7, MOST), dtype=torch.int64, device=boxes.device)
+    scratch = torch.empty((7 if labels is None else 8, MOST), dtype=torch.int64, device=boxes.device)
     _single_kernel[(1,)](
-        boxes, scores, out, scratch, counter, count, _gpu.bits_of(iou_threshold),
-        OFFSET=offset, REAL=real, LANES=MOST, num_warps=8, enable_fp_fusion=False,
+        boxes, scores, out if labels is None else labels, out, scratch, counter, count, _gpu.bits_of(iou_threshold),
+        GROUPED=labels is not None, OFFSET=offset, REAL=real, LANES=MOST, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -54,19 +54,21 @@ def _sort_key(score):
 
 
 @triton.jit
-def _droppers(fields, i, threshold, OFFSET: tl.constexpr, STEP: tl.constexpr):
+def _droppers(fields, groups, i, threshold, GROUPED: tl.constexpr, OFFSET: tl.constexpr, STEP: tl.constexpr):
     """int64 [64]: for each box `i` a bit per box before it, of these 64, that would drop it."""
     a_x1, a_y1, a_x2, a_y2, a_area = load_fields(fields, i[None, :], STEP)
     b_x1, b_y1, b_x2, b_y2, b_area = load_fields(fields, i[:, None], STEP)
     drops = iou(a_x1, a_y1, a_x2, a_y2, a_area, b_x1, b_y1, b_x2, b_y2, b_area, OFFSET) > threshold
+    if GROUPED:
+        drops &= tl.load(groups + i[None, :]) == tl.load(groups + i[:, None])
     bit = tl.full((64,), 1, tl.int64) << tl.arange(0, 64).to(tl.int64)
     return tl.sum(tl.where(drops & (i[None, :] < i[:, None]), bit[None, :], 0), 1)
 
 
 @_gpu.kernel
 def _single_kernel(
-    boxes, scores, out, scratch, counter, count, threshold_bits: tl.int64,
-    OFFSET: tl.constexpr, REAL: tl.constexpr, LANES: tl.constexpr,
+    boxes, scores, labels, out, scratch, counter, count, threshold_bits: tl.int64,
+    GROUPED: tl.constexpr, OFFSET: tl.constexpr, REAL: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     DOUBLE: tl.constexpr = scores.dtype.element_ty == tl.float64
     KEY: tl.constexpr = tl.int64 if DOUBLE else tl.int32
@@ -76,6 +78,7 @@ def _single_kernel(
     order = scratch
     keys = (scratch + LANES).to(tl.pointer_type(KEY))
     fields = (scratch + 2 * LANES).to(tl.pointer_type(REAL))
+    groups = scratch + 7 * LANES
     threshold = from_bits(threshold_bits, REAL)
 
     key = _sort_key(tl.load(scores + lane, inside, 0.0))
@@ -89,8 +92,12 @@ def _single_kernel(
             place += ((other > key) | ((other == key) & (j < lane))).to(tl.int32)
     tl.store(order + place, lane.to(tl.int64), inside)
     tl.debug_barrier()
-    x1, y1, x2, y2, area = load_box(boxes, tl.load(order + lane, inside, 0), inside, OFFSET, REAL)
+    source = tl.load(order + lane, inside, 0)
+    x1, y1, x2, y2, area = load_box(boxes, source, inside, OFFSET, REAL)
     store_fields(fields, lane, LANES, x1, y1, x2, y2, area, lane < LANES)  # blocks of 64 are read whole
+    if GROUPED:
+        group = tl.load(labels + source, inside, 0).to(tl.int64)
+        tl.store(groups + lane, group)
     tl.debug_barrier()
 
     gone = tl.where(inside, 0, 1)
@@ -99,14 +106,18 @@ def _single_kernel(
         i = block * 64 + tl.arange(0, 64)
         index = tl.load(order + i, i < count, 0)
         free = free_of_block(gone, lane, block)
-        stays = settle(_droppers(fields, i, threshold, OFFSET, LANES), free)
+        stays = settle(_droppers(fields, groups, i, threshold, GROUPED, OFFSET, LANES), free)
         places, staying = places_of(stays, found)
         tl.store(out + places, index, staying)
         found += tl.sum(staying.to(tl.int32), 0)
         left = stays
         while left != 0:
-            kept_x1, kept_y1, kept_x2, kept_y2, kept_area = load_fields(fields, block * 64 + lowest_bit(left), LANES)
+            one = block * 64 + lowest_bit(left)
+            kept_x1, kept_y1, kept_x2, kept_y2, kept_area = load_fields(fields, one, LANES)
             ratio = iou(kept_x1, kept_y1, kept_x2, kept_y2, kept_area, x1, y1, x2, y2, area, OFFSET)
-            gone |= (ratio > threshold).to(tl.int32)
+            hit = ratio > threshold
+            if GROUPED:
+                hit &= tl.load(groups + one) == group
+            gone |= hit.to(tl.int32)
             left &= left - 1
     tl.store(counter, found)

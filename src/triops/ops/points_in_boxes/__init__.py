@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._geometry.box.reference import Z_ORIGINS
+from triops._geometry.box.reference import Z_ORIGINS, ZOrigin
 from triops.ops.points_in_boxes import reference
 
 
-def points_in_boxes(points: Tensor, boxes: Tensor, *, z_origin: str = "center", margin: float = 0.0) -> Tensor:
+def points_in_boxes(points: Tensor, boxes: Tensor, *, z_origin: ZOrigin = "center", margin: float = 0.0) -> Tensor:
     """Index of the first box that holds each point, or -1.
 
     A box is `(cx, cy, cz, dx, dy, dz, heading)`: centre, sizes, and the angle from x towards y seen from
@@ -40,7 +40,7 @@ def points_in_boxes(points: Tensor, boxes: Tensor, *, z_origin: str = "center", 
     return _points_in_boxes(points, boxes, z_origin, margin)  # type: ignore[no-any-return]
 
 
-def points_in_boxes_all(points: Tensor, boxes: Tensor, *, z_origin: str = "center", margin: float = 0.0) -> Tensor:
+def points_in_boxes_all(points: Tensor, boxes: Tensor, *, z_origin: ZOrigin = "center", margin: float = 0.0) -> Tensor:
     """Whether each point lies in each box. Arguments and the test itself as in `points_in_boxes`.
 
     Returns:

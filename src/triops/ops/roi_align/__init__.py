@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,12 +13,13 @@ from triops._dtypes import compute_dtype
 from triops._rois import as_bins, as_boxes, check_bins, check_maps, check_ratio, check_sizes, empty_in_format, format_of
 from triops.ops.roi_align import reference
 
-MODES = ("avg", "max")
+Mode = Literal["avg", "max"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def roi_align(
     input: Tensor, boxes: Tensor | Sequence[Tensor], output_size: int | Sequence[int], spatial_scale: float = 1.0,
-    sampling_ratio: int = -1, aligned: bool = False, mode: str = "avg",
+    sampling_ratio: int = -1, aligned: bool = False, mode: Mode = "avg",
 ) -> Tensor:  # fmt: skip
     """Mean or maximum of bilinear samples in each bin of each box. Differentiable in the input.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._geometry.box.reference import Z_ORIGINS
+from triops._geometry.box.reference import Z_ORIGINS, ZOrigin
 from triops.ops.roiaware_pool3d import reference
 
-MODES = ("max", "avg")
+Mode = Literal["max", "avg"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 _INT32_MAX = 2**31 - 1
 
 
@@ -22,9 +23,9 @@ def roiaware_pool3d(
     features: Tensor,
     out_size: int | Sequence[int],
     max_points_per_voxel: int = 128,
-    mode: str = "max",
+    mode: Mode = "max",
     *,
-    z_origin: str = "bottom",
+    z_origin: ZOrigin = "bottom",
     margin: float = 0.0,
 ) -> Tensor:
     """Pool the features of the points in every cell of every RoI. Differentiable in `features`.
@@ -69,9 +70,9 @@ def roiaware_pool3d_forward(
     features: Tensor,
     out_size: int | Sequence[int],
     max_points_per_voxel: int = 128,
-    mode: str = "max",
+    mode: Mode = "max",
     *,
-    z_origin: str = "bottom",
+    z_origin: ZOrigin = "bottom",
     margin: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`roiaware_pool3d` with everything that its backward needs. Arguments and errors as for `roiaware_pool3d`.
@@ -95,7 +96,7 @@ def roiaware_pool3d_forward(
 
 
 def roiaware_pool3d_backward(
-    point_indices: Tensor, argmax: Tensor, grad_out: Tensor, num_points: int, mode: str = "max"
+    point_indices: Tensor, argmax: Tensor, grad_out: Tensor, num_points: int, mode: Mode = "max"
 ) -> Tensor:
     """Gradient of the features of `roiaware_pool3d`; called by autograd, and public.
 

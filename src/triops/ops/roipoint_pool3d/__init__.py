@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._geometry.box.reference import Z_ORIGINS
+from triops._geometry.box.reference import Z_ORIGINS, ZOrigin
 from triops.ops.gather_points import gather_points_backward
 from triops.ops.roipoint_pool3d import reference
 
@@ -16,7 +16,13 @@ MOST_SAMPLES = 2**24
 
 
 def roipoint_pool3d(
-    points: Tensor, features: Tensor, boxes: Tensor, count: int = 512, *, z_origin: str = "bottom", margin: float = 0.0
+    points: Tensor,
+    features: Tensor,
+    boxes: Tensor,
+    count: int = 512,
+    *,
+    z_origin: ZOrigin = "bottom",
+    margin: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Coordinates and features of the first points in each box. Differentiable in points and features.
 
@@ -49,7 +55,13 @@ def roipoint_pool3d(
 
 
 def roipoint_pool3d_indices(
-    points: Tensor, features: Tensor, boxes: Tensor, count: int = 512, *, z_origin: str = "bottom", margin: float = 0.0
+    points: Tensor,
+    features: Tensor,
+    boxes: Tensor,
+    count: int = 512,
+    *,
+    z_origin: ZOrigin = "bottom",
+    margin: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`roipoint_pool3d`, and int32 [B, M, count] with the points that were taken in place of `empty`; -1 for none."""
     return _roipoint_pool3d(points, features, boxes, count, z_origin, margin)  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import scenes
+from triops._geometry.box.reference import ZOrigin
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.points_in_boxes import points_in_boxes_all
 from triops.ops.roipoint_pool3d import roipoint_pool3d
@@ -125,7 +126,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
 
 
 def _vectorised(
-    points: Tensor, features: Tensor, boxes: Tensor, count: int, z_origin: str, margin: float
+    points: Tensor, features: Tensor, boxes: Tensor, count: int, z_origin: ZOrigin, margin: float
 ) -> tuple[Tensor, Tensor]:
     """The indices of points inside by a sort, then a gather."""
     held = points_in_boxes_all(points, boxes, z_origin=z_origin, margin=margin).mT

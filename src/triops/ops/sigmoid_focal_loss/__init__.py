@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from triops import _check, _op
 from triops.ops.sigmoid_focal_loss import reference
 
-REDUCTIONS = ("mean", "sum", "none")
+Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 def sigmoid_focal_loss(
@@ -19,7 +20,7 @@ def sigmoid_focal_loss(
     gamma: float = 2.0,
     alpha: float = 0.25,
     weight: Tensor | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Focal loss over one sigmoid per class: `-alpha (1 - p)^gamma log(p)` for the class of the target and
     `-(1 - alpha) p^gamma log(1 - p)` for every other class.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,14 +16,16 @@ from triops.ops.gather_points import gather_points
 from triops.ops.ingroup_inds import ingroup_inds
 from triops.ops.vector_pool import reference
 
-SHAPES = ("cube", "ball")
-POOLS = ("avg", "first")
+Shape = Literal["cube", "ball"]
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+Pool = Literal["avg", "first"]
+POOLS: tuple[Pool, ...] = get_args(Pool)
 MOST_CELLS = 2**16
 
 
 def vector_pool(
     points: Tensor, features: Tensor, centers: Tensor, radius: float, grid: Sequence[int], channels: int, *,
-    shape: str = "cube", pool: str = "avg", k: int = -1, offsets: Tensor | None = None,
+    shape: Shape = "cube", pool: Pool = "avg", k: int = -1, offsets: Tensor | None = None,
     center_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Features of the points around each center, one mean per cell of a grid. Differentiable in `features`.
@@ -96,7 +99,7 @@ def vector_pool(
 
 
 def vector_pool_pairs(
-    points: Tensor, centers: Tensor, radius: float, grid: Sequence[int], *, shape: str = "cube", k: int = -1,
+    points: Tensor, centers: Tensor, radius: float, grid: Sequence[int], *, shape: Shape = "cube", k: int = -1,
     offsets: Tensor | None = None, center_offsets: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The pairs that `vector_pool` pools: point, center and cell, int32 [P, 3], by center, then by point."""
