@@ -61,9 +61,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     command("info", "Versions, devices, which backend serves each operator, and what to do about anything missing.")
 
-    demo = command("demo", "A synthetic LiDAR sweep with a picture, then every operator timed and checked.")
+    demo = command("demo", "A synthetic LiDAR sweep with a picture, then a tour of operators, timed and checked.")
     demo.add_argument("--out", type=Path, default=Path("triops-demo"), help="folder for the picture and the report")
     demo.add_argument("--device", help=BEST_DEVICE)
+    demo.add_argument("--all", action="store_true", help="every operator, not a tour of them")
 
     check = command("check", "Hold every kernel to the acceptance standard: right, and near what the machine can do.")
     _add_operators(check)

@@ -337,9 +337,10 @@ def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, m
     done = cli("demo", "--out", tmp_path, "--device", "cpu")
     assert done.status == 0, done.out
     assert "NO" not in done.out
-    operators = {s.operator for s in _sample.all_samples() if s.demo}
-    assert all(f"\n{name}\n" in done.out for name in operators)
-    assert f"accuracy: {len(operators)} cases passed" in done.out
+    assert all(f"\n{name}\n" in done.out for name in _demo.TOUR)
+    assert f"{len(_demo.TOUR)} of " in done.out
+    assert f"accuracy: {len(_demo.TOUR)} cases passed" in done.out
+    assert "triops demo --all" in done.out
     assert (tmp_path / "report.html").is_file()
     if find_spec("matplotlib"):
         assert (tmp_path / "scene.png").stat().st_size > 20_000
@@ -354,7 +355,7 @@ def test_demo_shows_what_is_wrong(cli: Call, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(_sample, "all_samples", lambda: only)
     monkeypatch.setattr(_demo, "draw_scene", lambda *a: None)
     monkeypatch.setattr(_warmup, "warm_all", lambda *a, **k: iter(()))
-    done = cli("demo", "--out", tmp_path, "--device", "cpu")
+    done = cli("demo", "--out", tmp_path, "--device", "cpu", "--all")
     assert done.status == 1
     assert re.search(r"windows of 1000000 points .* NO\n", done.out)
     assert "accuracy: 1 of 1 cases failed" in done.out
@@ -374,16 +375,17 @@ def test_a_first_demo_compiles_on_all_cores(
 
     monkeypatch.setattr(_warmup, "warm_all", warm_all)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    commands._compile_together()
+    commands._compile_together(every=False)
     ((devices, options),) = asked
     assert (devices, options["demo"]) == (["cpu"], True)
-    assert set(options["operators"]) == {s.operator for s in _demo.timed_samples()}
+    assert tuple(reversed(options["operators"])) == _demo.TOUR
+    assert {*_demo.TOUR} < {s.operator for s in _demo.timed_samples(every=True)}
     for operator in options["operators"]:
         small, large = _demo.inputs(operator)[0], _demo.inputs(operator)[1:]
         assert small[0].scale == "general"
         assert all(s.demo for s, _ in large)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    commands._compile_together()
+    commands._compile_together(every=False)
     assert len(asked) == 1
 
 
@@ -416,6 +418,13 @@ def test_a_long_compilation_is_told_while_it_lasts_and_once(notice: list[str]) -
         while len(notice) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert notice[1:] == ["compiling nms for this GPU, once"]
+
+
+def test_kernels_that_operators_share_are_told_by_the_operator_that_is_called(notice: list[str]) -> None:
+    called: dict[str, Any] = {"__name__": "triops.ops.nms.cpu", "compile_for": compile_for}
+    exec("def launch(): compile_for(0.3, 'triops._cpu.sort')", called)
+    called["launch"]()
+    assert notice == ["compiling nms for this CPU, once"]
 
 
 def test_short_compilations_add_up(notice: list[str]) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 SILENCE = 2.0  # seconds of compilation before the first line, and between two
 
@@ -66,13 +67,24 @@ def ended() -> None:
 
 
 def _subject(module: str) -> str:
-    """The operator that a module belongs to: its folder under `ops`.
+    """The operator that a module belongs to: its folder under `ops`. Of a module that operators share, the caller's.
 
     >>> _subject("triops.ops.nms.cpu"), _subject("triops._cpu.sort")
     ('nms', 'kernels')
     """
-    parts = module.split(".")
-    return parts[2] if parts[:2] == ["triops", "ops"] and len(parts) > 2 else "kernels"
+    for name in (module, *_callers()):
+        parts = name.split(".")
+        if parts[:2] == ["triops", "ops"] and len(parts) > 2:
+            return parts[2]
+    return "kernels"
+
+
+def _callers() -> Iterator[str]:
+    """The modules on this thread's stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
 
 
 def _say(text: str) -> None:

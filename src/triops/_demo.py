@@ -1,7 +1,7 @@
 """What `triops demo` runs, and its picture: a synthetic sweep from above, points coloured by the box that holds them.
 
-The operators with a sample for the demo are timed on it, at the scale of a network, and checked on a small input: the
-reference takes seconds where a kernel takes milliseconds.
+Operators are timed at the scale of a network and checked on a small input: the reference takes seconds where a kernel
+takes milliseconds. A first demo compiles what it runs, so that it runs a tour of the library, not all of it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ from triops._bench import Row, interleaved
 from triops._op import OPERATORS
 from triops._sample import Sample
 
+# From points to boxes, then what works on images.
+TOUR = (
+    "points_in_boxes", "voxelize_padded", "dynamic_scatter_forward", "get_indice_pairs", "sparse_conv",
+    "roiaware_pool3d_forward", "box_iou_rotated", "nms_rotated", "bbox_overlaps", "nms", "roi_align_forward",
+    "border_align_forward",
+)  # fmt: skip
 
-def timed_samples() -> list[Sample]:
-    return [s for s in _sample.all_samples() if s.demo]
+
+def timed_samples(every: bool = False) -> list[Sample]:
+    """Those of the tour, or of every operator."""
+    found = [s for s in _sample.all_samples() if s.demo]
+    return found if every else sorted((s for s in found if s.operator in TOUR), key=lambda s: TOUR.index(s.operator))
 
 
-def checked_samples() -> list[Sample]:
+def checked_samples(every: bool = False) -> list[Sample]:
     """For each operator of the demo its first small sample."""
     small = [s for s in _sample.all_samples() if s.scale == "general"]
-    names = dict.fromkeys(s.operator for s in timed_samples())
+    names = dict.fromkeys(s.operator for s in timed_samples(every))
     return [next(s for s in small if s.operator == name) for name in names]
 
 
 def inputs(operator: str) -> list[tuple[Sample, torch.dtype]]:
     """All that the demo calls an operator with."""
-    return [(s, s.dtypes[0]) for s in (*checked_samples(), *timed_samples()) if s.operator == operator]
+    return [(s, s.dtypes[0]) for s in (*checked_samples(True), *timed_samples(True)) if s.operator == operator]
 
 
 def timed(sample: Sample, device: str, right: bool) -> Row:

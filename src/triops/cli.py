@@ -142,7 +142,7 @@ def _number(value: float) -> str:
 def check(options: Namespace) -> int:
     report = _run_check(
         command.Options(
-            tuple(options.operators), options.device, options.backend, options.quick, False, options.seed, options.out,
+            tuple(options.operators), options.device, options.backend, options.quick, (), options.seed, options.out,
             options.save_failures, options.baseline, options.save_baseline, options.cases,
         )
     )  # fmt: skip
@@ -205,25 +205,34 @@ def warmup(options: Namespace) -> int:
 def demo(options: Namespace) -> int:
     device, out = choose_device(options.device), writable_folder(options.out, "--out")
     _draw_picture(device, out / "scene.png")
+    every = options.all
     if _compiling.count and device == "cpu":
-        _compile_together()
-    report = _run_check(command.Options(device=device, demo_only=True, out=out))
+        _compile_together(every)
+    report = _run_check(command.Options(device=device, samples=tuple(_demo.checked_samples(every)), out=out))
     wrong = {r.operator for r in report.failed}
     rows: list[Row] = []
-    samples = [] if report.interrupted_of is not None else _demo.timed_samples()
+    samples = [] if report.interrupted_of is not None else _demo.timed_samples(every)
     with _progress("timing", len(samples)) as progress:
         for sample in samples:
             progress.advance(sample.operator)
             rows.append(_demo.timed(sample, device, sample.operator not in wrong))
-    _show_rows(rows, f"every operator at the scale of a network, on {device}; 'right?' from a small input")
+    shown = "every operator" if every else f"{len(rows)} of {len(_demo.timed_samples(True))} operators"
+    _show_rows(rows, f"{shown} at the scale of a network, on {device}; 'right?' by a check on a small input")
     for line in command.remarks(report):
         print(wrapped(line, "  "))
     print(wrapped(f"accuracy: {headline(report)}"))
     _show_path("report", out / "report.html")
-    print(
-        wrapped("next: `triops bench` compares with plain torch and other libraries, `triops check` checks everything")
-    )
+    for command_line, what in _NEXT[every:]:
+        print(wrapped(f"  {command_line:18} {what}", " " * 21))
     return _status(report)
+
+
+# What a reader of the demo may want to run next; the first is what it has run, if it was asked for every operator.
+_NEXT = (
+    ("triops demo --all", "times and checks every operator; compiles for about a minute the first time"),
+    ("triops bench", "compares with plain torch and installed peers"),
+    ("triops check", "holds every kernel to the acceptance standard"),
+)
 
 
 def evaluate(options: Namespace) -> int:
@@ -245,15 +254,16 @@ def _draw_picture(device: str, path: Path) -> None:
     _show_path("picture", path)
 
 
-def _compile_together() -> None:
+def _compile_together(every: bool) -> None:
     """The first time on a machine, compile what the demo runs on all cores."""
-    operators = list(dict.fromkeys(s.operator for s in _demo.timed_samples()))
+    # the last of the tour take longest: no core shall wait for one of them
+    operators = list(dict.fromkeys(s.operator for s in reversed(_demo.timed_samples(every))))
     if (os.cpu_count() or 1) < 2:
         return
-    with _progress("compiling every operator, once", len(operators)) as progress:
+    with _progress("compiling for this CPU, once", len(operators)) as progress:
         try:
             for operator, _, _ in _warmup.warm_all(["cpu"], operators=operators, demo=True):
-                progress.advance(f"compiling every operator, once: {operator}")
+                progress.advance(f"compiling for this CPU, once: {operator}")
         except (OSError, BrokenProcessPool):  # no further processes here: kernels are compiled as they are called
             return
 

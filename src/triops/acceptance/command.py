@@ -9,6 +9,7 @@ from typing import Any
 
 from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
 from triops._op import OPERATORS, REQUIREMENTS, describe, why_unusable
+from triops._sample import Sample
 from triops.acceptance import baseline, runner
 from triops.acceptance import report as report_files
 from triops.acceptance.case_file import CaseError, read
@@ -33,7 +34,7 @@ class Options:
     device: str | None = None  # None: the best there is
     backend: str | None = None  # None: the device's own
     quick: bool = False
-    demo_only: bool = False  # the small inputs of the demo, not timed
+    samples: tuple[Sample, ...] = ()  # these alone, in their first dtype, not timed
     seed: int = 0
     out: Path | None = None  # folder of report.html and report.json; None: none is written
     save_failures: Path | None = None
@@ -70,7 +71,7 @@ def check(options: Options, on_result: OnResult = lambda result, total: None) ->
         ):  # fmt: skip
             report.results.append(result)
             on_result(result, len(todo))
-        if options.cases is None and not options.demo_only:
+        if options.cases is None and not options.samples:
             report.bad_calls = runner.check_bad_calls(operators)
     except KeyboardInterrupt:
         report.interrupted_of = len(todo)
@@ -125,7 +126,7 @@ def _before(options: Options, device: str, machine: dict[str, str]) -> dict[base
 def _todo(options: Options, operators: list[str], device: str) -> list[Task]:
     try:
         return runner.tasks(
-            operators, quick=options.quick, demo_only=options.demo_only, seed=options.seed, device=device,
+            operators, quick=options.quick, samples=options.samples, seed=options.seed, device=device,
             cases=options.cases,
         )  # fmt: skip
     except CaseError as error:

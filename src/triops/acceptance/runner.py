@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triops import _demo, _sample
+from triops import _sample
 from triops._op import OPERATORS, Operator, reference_backend, why_unusable
 from triops.acceptance import case_file
 from triops.acceptance.baseline import Key, Measured, larger, slower
@@ -60,20 +60,17 @@ def prepare_backend(backend: str | None, device: str) -> None:
 
 
 def tasks(
-    operators: Sequence[str] = (), *, quick: bool = False, demo_only: bool = False, seed: int = 0,
+    operators: Sequence[str] = (), *, quick: bool = False, samples: Sequence[_sample.Sample] = (), seed: int = 0,
     device: str = "cuda", cases: Path | None = None,
 ) -> list[Task]:  # fmt: skip
     """What there is to check: quick leaves out the network scales but for the demo's, in their first dtype.
 
-    demo_only: the small inputs of the demo, not timed.
+    samples: these alone, in their first dtype, not timed.
     """
     if cases is not None:
         return [t for t in case_tasks(cases) if not operators or t.operator in operators]
-    if demo_only:
-        return [
-            Task(s.operator, s.name, s.scale, s.dtypes[0], partial(_make, s, s.dtypes[0], seed))
-            for s in _demo.checked_samples()
-        ]
+    if samples:
+        return [Task(s.operator, s.name, s.scale, s.dtypes[0], partial(_make, s, s.dtypes[0], seed)) for s in samples]
     found = []
     for sample in _sample.all_samples():
         if (operators and sample.operator not in operators) or (sample.gpu_only and device == "cpu"):
