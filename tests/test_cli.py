@@ -20,7 +20,7 @@ import pytest
 
 import triops
 import triops_cli
-from triops import _compiling, _demo, _sample, _terminal, _warmup, compat
+from triops import _compiling, _demo, _info, _sample, _terminal, _warmup, compat
 from triops._arguments import choose_operators, operators_of
 from triops._op import OPERATORS
 from triops.acceptance import command, runner
@@ -251,13 +251,16 @@ def test_an_interrupted_check_writes_the_report_of_what_was_done(
 
 
 def test_an_interrupt_elsewhere_is_one_word(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triops import _info
-
     monkeypatch.setattr(_info, "versions", lambda: signal.raise_signal(signal.SIGINT))
     assert cli("info") == (130, "", "stopped\n")
 
 
 # What is shown
+
+
+def fits(text: str, columns: int) -> None:
+    """Every line is as wide as the terminal, or a path, which is left whole on a line of its own."""
+    assert [line for line in text.splitlines() if len(line) > columns and " " in line.strip()] == []
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -267,10 +270,15 @@ def test_info_names_every_operator_and_the_cache_in_lines_that_fit(
     monkeypatch.setenv("COLUMNS", str(columns))
     done = cli("info")
     assert done.status == 0
-    assert all(name in done.out for name in OPERATORS)
+    assert f"all {len(OPERATORS)} operators" in done.out
+    fits(done.out, columns)
+    others = [name for name in OPERATORS if name != "nms"]
+    split = {"on CPU numba, on GPU triton": others, "on CPU numba, on GPU reference": ["nms"]}
+    monkeypatch.setattr(_info, "serving_together", lambda: split)
+    done = cli("info")
+    assert all(name in done.out for name in OPERATORS), "where they differ, each is named"
     assert "compiled CPU kernels" in done.out
-    # a path is left whole, on a line of its own
-    assert all(len(line) <= columns or " " not in line.strip() for line in done.out.splitlines())
+    fits(done.out, columns)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -280,7 +288,7 @@ def test_check_fits_the_terminal(cli: Call, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(runner, "tasks", lambda *a, **k: small)
     done = cli("check", "--all", "dynamic_scatter_forward", "--device", "cpu", "--out", tmp_path)
     assert done.status == 0, done.out
-    assert all(len(line) <= columns or " " not in line.strip() for line in done.out.splitlines()), done.out
+    fits(done.out, columns)
     assert done.out.count("right") == 2
     assert "2 cases passed" in done.out
 

@@ -62,9 +62,11 @@ def info(options: Namespace) -> int:
     for line in _info.devices():
         print(wrapped(f"  {line}", "    "))
     print(styled("\nwho serves a call", "bold"))
-    for backends, operators in _info.serving_together().items():
+    groups = _info.serving_together()
+    for backends, operators in groups.items():
+        which = ", ".join(operators) if len(groups) > 1 else f"all {len(operators)} operators"
         print(wrapped(f"  {backends}:", "    "))
-        print(wrapped(f"    {', '.join(operators)}", "    "))
+        print(wrapped(f"    {which}", "    "))
     print()
     print(wrapped("CPU threads: plain Python threads over kernels that release the GIL, as many as torch is set to"))
     print(wrapped(f"compiled CPU kernels: {_info.cache_directory()}"))
@@ -206,7 +208,7 @@ def demo(options: Namespace) -> int:
     device, out = choose_device(options.device), writable_folder(options.out, "--out")
     _draw_picture(device, out / "scene.png")
     every = options.all
-    if _compiling.count and device == "cpu":
+    if device == "cpu" and (every or _compiling.count):  # which the picture has told
         _compile_together(every)
     report = _run_check(command.Options(device=device, samples=tuple(_demo.checked_samples(every)), out=out))
     wrong = {r.operator for r in report.failed}
