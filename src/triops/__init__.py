@@ -38,7 +38,7 @@ from triops.ops.vector_pool import vector_pool
 from triops.ops.voxel_query import voxel_query
 from triops.ops.voxelize import dynamic_voxelize, grid_size, voxelize, voxelize_padded
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BevPoolIndex",
     "Rulebook",

@@ -82,6 +82,12 @@ class Checker:
         if not isinstance(value, Tensor):
             self.fail(f"{name} must be a Tensor, got {type(value).__name__}", TypeError)
 
+    def word(self, name: str, value: Any, options: Sequence[str]) -> None:
+        """As `choice`, for functions that look at an option before an operator does."""
+        if not isinstance(value, str):
+            self.fail(f"{name} must be a string, got {_kind(value)}", TypeError)
+        self.choice(name, value, options)
+
     def shape(self, name: str, tensor: Tensor, *pattern: int | str) -> None:
         """`pattern` holds one entry a dimension: a number, or a name that must mean one size everywhere."""
         got = tensor.shape

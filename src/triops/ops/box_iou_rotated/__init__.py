@@ -126,7 +126,7 @@ def boxes_iou3d(
     tensor([[1.0000, 0.3333, 0.0000]])
     """
     c = _check.Checker("boxes_iou3d")
-    c.choice("z_origin", z_origin, Z_ORIGINS)
+    c.word("z_origin", z_origin, Z_ORIGINS)
     c.tensor("boxes_a", boxes_a)
     c.tensor("boxes_b", boxes_b)
     c.dtype("boxes_a", boxes_a, _check.FLOATS)
