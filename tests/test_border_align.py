@@ -278,6 +278,21 @@ def test_paths_that_small_samples_do_not_reach(backend: str, monkeypatch: Any) -
             assert_same(got, expected, str(sample), operator=sample.operator)
 
 
+@pytest.mark.parametrize(("samples_", "outputs"), [(0, 0), (0, 2**40), (2**40, 2**40)])
+def test_planes_are_read_and_written_in_every_way(samples_: int, outputs: int, backend: str, monkeypatch: Any) -> None:
+    if backend != "gpu":
+        pytest.skip("of the GPU launcher")
+    from triops.ops.border_align import gpu
+
+    monkeypatch.setattr(gpu, "FEW_SAMPLES", samples_)
+    monkeypatch.setattr(gpu, "FEW_OUTPUTS", outputs)
+    for sample in samples.SAMPLES:
+        if sample.operator == "border_align_forward" and "[2, 20, 6, 7]" in sample.name:
+            args = sample.make(torch.float32)
+            got, expected = (run(b, sample.operator, args) for b in ("gpu", "reference"))
+            assert_same(got, expected, str(sample), operator=sample.operator)
+
+
 def test_the_scratch_of_the_gradient_stays_below_256_mib(backend: str) -> None:
     if backend != "gpu":
         pytest.skip("of the GPU launcher")

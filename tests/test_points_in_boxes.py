@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import run
+from support import assert_same, run, small
 
 import triops
 from triops import scenes
@@ -20,6 +20,7 @@ from triops._geometry.box import reference as box
 from triops._geometry.box_grid import cpu as box_grid
 from triops.ops.points_in_boxes import cpu as points_in_boxes_cpu
 from triops.ops.points_in_boxes import gpu as points_in_boxes_gpu
+from triops.ops.points_in_boxes.samples import SAMPLES
 
 BACKENDS = ["reference", "cpu", "gpu"]
 
@@ -244,3 +245,11 @@ def test_the_scene_is_the_seed_scale_and_repeats() -> None:
     assert not torch.equal(scene.points, scenes.lidar_scene(seed=1).points)
     inside = triops.points_in_boxes(scene.points[None], scene.boxes[None]) >= 0
     assert 0.01 < inside.float().mean() < 0.3, "a sweep hits its cars, and mostly not"
+
+
+@pytest.mark.parametrize("few", [0, 2**40], ids=["grid", "all pairs"])
+def test_both_ways_of_a_gpu_give_the_answer(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(points_in_boxes_gpu, "FEW_PAIRS", few)
+    for sample in small(SAMPLES):
+        args = sample.make(torch.float32)
+        assert_same(*(run(backend, sample.operator, args) for backend in ("gpu", "reference")), str(sample))

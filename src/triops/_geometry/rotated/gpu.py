@@ -84,6 +84,21 @@ def _field(row, other, FIELD: tl.constexpr, in_first, in_second, REAL: tl.conste
 
 
 @triton.jit
+def load_rectangle(boxes, i, mask, grow, CLOCKWISE: tl.constexpr, REAL: tl.constexpr):
+    """Centre, half sizes, cosine, sine, reaches and area of rectangles [*, 5]; where masked off, of one without any."""
+    field = boxes + i * 5
+    x = tl.load(field, mask, 0.0).to(REAL)
+    y = tl.load(field + 1, mask, 0.0).to(REAL)
+    width = tl.load(field + 2, mask, 0.0).to(REAL)
+    height = tl.load(field + 3, mask, 0.0).to(REAL)
+    angle = tl.load(field + 4, mask, 0.0).to(REAL)
+    if not CLOCKWISE:
+        angle = -angle
+    half_x, half_y, cos, sin, reach_x, reach_y, area = make_frame(x, y, width, height, angle, grow)
+    return x, y, half_x, half_y, cos, sin, reach_x, reach_y, area
+
+
+@triton.jit
 def load_reach(frames, i, mask, total):
     """Centre and reach of rectangles `i`; where masked off, of one that overlaps no other."""
     step = total.to(tl.int64)

@@ -2,8 +2,9 @@
 
 Forward: lanes are channels, so that a pixel of a channels-last map is one contiguous load; horizontal and vertical
 edges have a loop each. Where the map exceeds the L2 cache, boxes are first sorted by the fixed coordinate of the
-edge, so that boxes processed together read the same rows. An NCHW map is transposed first and the results are
-transposed back: gathering single pixels out of planes takes ten times longer.
+edge, so that boxes processed together read the same rows. A large NCHW map is transposed first and the results are
+transposed back: gathering single pixels out of planes takes ten times longer. Where there is little to do, the launches
+would take longer than that: results go to their planes at once, and of a small map pixels come from there.
 
 Backward: each output adds its four corner shares with one vector atomic to a scratch that keeps four sums per pixel
 (for itself and for its right, lower and lower right neighbors); a second pass adds up the four sums that belong to a
@@ -21,6 +22,7 @@ import triton.language as tl
 from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._gpu.arithmetic import as_mask, divide
+from triops._gpu.maps import in_format
 from triops._rois import empty_like_format, format_of
 from triops.ops.border_align.reference import check_argmax, empty_outputs
 
@@ -30,6 +32,8 @@ MANY_BOXES = 1024  # fewer boxes than this are not worth sorting
 BINS = 256  # of that sort
 BYTE_STEPS = 256  # pool sizes below this keep steps as bytes until they are transposed
 NEEDS_INT64 = 2**31  # elements of an image or of the scratch from which offsets are int64
+FEW_SAMPLES = _gpu.block(2**19, interpreted=2000)  # up to these, pixels are read where they lie
+FEW_OUTPUTS = _gpu.block(2**20, interpreted=1000)  # up to these, results are written where they are to lie
 UNIT = 16  # channels: groups are multiples of it where the number of channels is
 SCRATCH = 250 * 2**20  # bytes of the backward's scratch, unless one channel of one image needs more
 
@@ -42,15 +46,30 @@ def border_align_forward(input, boxes, pool_size):
     if format_of(input) == torch.channels_last:
         _align(input, boxes, pool_size, output, argmax)
         return output, argmax
-    batch, channels, height, width = input.shape
-    total = boxes.shape[1]
-    pixels = torch.empty((batch, height, width, channels), dtype=input.dtype, device=input.device)
-    values = torch.empty((batch, total, 4, channels // 4), dtype=input.dtype, device=input.device)
-    steps = torch.empty(values.shape, dtype=torch.uint8 if pool_size < BYTE_STEPS else torch.int32, device=input.device)
-    _transpose(input.contiguous(), pixels, batch, channels, height * width, to_channels_last=True)
-    _align(pixels.permute(0, 3, 1, 2), boxes, pool_size, values, steps)
-    _transpose(values, output, batch, channels // 4, 4 * total, steps, argmax, to_channels_last=False)
+    input = input.contiguous()
+
+    def launch(read_planes, write_planes):
+        maps = input if read_planes else in_format(input, channels_last=True)
+        if write_planes:
+            _align(maps, boxes, pool_size, output, argmax, read_planes, write_planes)
+        else:
+            _align_and_transpose(maps, boxes, pool_size, output, argmax)
+
+    ways = (True, True), (False, True), (False, False)
+    key = "border_align of planes", input.dtype, input.shape[1], pool_size < BYTE_STEPS
+    _gpu.compile_once(key, lambda: [launch(*way) for way in ways])
+    few = output.numel() * (pool_size + 1) <= FEW_SAMPLES
+    launch(few, few or output.numel() <= FEW_OUTPUTS)
     return output, argmax
+
+
+def _align_and_transpose(input, boxes, pool_size, output, argmax):
+    """Of a channels-last input, to output and argmax in memory order [N, C, K, 4]."""
+    batch, channels, total = input.shape[0], input.shape[1] // 4, boxes.shape[1]
+    values = torch.empty((batch, total, 4, channels), dtype=input.dtype, device=input.device)
+    steps = torch.empty(values.shape, dtype=torch.uint8 if pool_size < BYTE_STEPS else torch.int32, device=input.device)
+    _align(input, boxes, pool_size, values, steps)
+    _transpose(values, output, batch, channels, 4 * total, steps, argmax)
 
 
 def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
@@ -71,13 +90,13 @@ def check_argmax_if_strict(argmax, pool_size):
         check_argmax(argmax, pool_size)
 
 
-def _align(input, boxes, pool_size, output, argmax):
-    """input [N, 4C, H, W] with channels side by side; output, argmax in memory order [N, K, 4, C]."""
+def _align(input, boxes, pool_size, output, argmax, read_planes=False, write_planes=False):
+    """input [N, 4C, H, W] with channels side by side, results in memory order [N, K, 4, C]; or planes of either."""
     batch, channels, height, width = input.shape[0], input.shape[1] // 4, input.shape[2], input.shape[3]
     total = boxes.shape[1]
     size = input.element_size()
     image_stride, _, row_stride, column_stride = input.stride()
-    if row_stride % column_stride or image_stride % column_stride:
+    if not read_planes and (row_stride % column_stride or image_stride % column_stride):
         input = input.contiguous(memory_format=torch.channels_last)
         image_stride, _, row_stride, column_stride = input.stride()
 
@@ -90,11 +109,13 @@ def _align(input, boxes, pool_size, output, argmax):
             input, boxes, order, output, argmax, channels, total, height, width, pool_size, chunks, channel_blocks,
             image_stride // column_stride, row_stride // column_stride, column_stride,
             ORDERED=in_order, EVEN=channels % channel_block == 0, INT64=height * row_stride >= NEEDS_INT64,
+            READ_PLANES=read_planes, WRITE_PLANES=write_planes,
             BOXES_PER_PROGRAM=boxes_per_program, BOXES=box_block, CHANNELS=channel_block, UNROLL=unroll,
             num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
-    _gpu.compile_once(("border_align", input.dtype, argmax.dtype, channels), lambda: (launch(False), launch(True)))
+    key = "border_align", input.dtype, argmax.dtype, channels, read_planes, write_planes
+    _gpu.compile_once(key, lambda: (launch(False), launch(True)))
     launch(input.numel() * size > L2_CACHE and total >= MANY_BOXES)
 
 
@@ -123,15 +144,12 @@ def _order_by_fixed_coordinate(boxes, height, width):
     return order
 
 
-def _transpose(source, target, batch, channels, positions, second_source=None, second_target=None, *, to_channels_last):
-    """[batch, channels, positions] -> [batch, positions, channels] or back, and a second pair in the same launch."""
+def _transpose(source, target, batch, channels, positions, second_source, second_target):
+    """[batch, positions, channels] -> [batch, channels, positions], and a second pair in the same launch."""
     channel_blocks, position_blocks = _gpu.cdiv(channels, TRANSPOSE_TILE), _gpu.cdiv(positions, TRANSPOSE_TILE)
-    two = second_source is not None
-    unit = 1 if to_channels_last else 4  # results have four edges per box, whatever the number of boxes
     _transpose_kernel[(batch * channel_blocks * position_blocks,)](
-        source, target, second_source if two else source, second_target if two else target,
-        channels, positions // unit, channel_blocks, position_blocks,
-        TO_CHANNELS_LAST=to_channels_last, UNIT=unit, TWO=two, TILE=TRANSPOSE_TILE, num_warps=4,
+        source, target, second_source, second_target, channels, positions // 4, channel_blocks, position_blocks,
+        TILE=TRANSPOSE_TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -304,6 +322,7 @@ def _align_kernel(
     input, boxes, order, output, argmax,
     channels, total, height, width, pool_size, chunks, channel_blocks, image_pitch, row_pitch, column_stride,
     ORDERED: tl.constexpr, EVEN: tl.constexpr, INT64: tl.constexpr,
+    READ_PLANES: tl.constexpr, WRITE_PLANES: tl.constexpr,
     BOXES_PER_PROGRAM: tl.constexpr, BOXES: tl.constexpr, CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
@@ -315,7 +334,10 @@ def _align_kernel(
     block, edge, n = rest % channel_blocks, rest // channel_blocks % 4, (rest // channel_blocks // 4).to(tl.int64)
     c = block * CHANNELS + tl.arange(0, CHANNELS)[None]
     channel_mask = c < channels
-    pixels = input + n * image_pitch * column_stride + edge.to(tl.int64) * channels + c
+    plane = edge.to(tl.int64) * channels + c
+    if READ_PLANES:
+        plane = plane * height * width
+    pixels = input + n * image_pitch * column_stride + plane
     forwards = edge < 2
     for first in range(0, BOXES_PER_PROGRAM, BOXES):
         k = chunk * BOXES_PER_PROGRAM + first + tl.arange(0, BOXES)
@@ -337,7 +359,10 @@ def _align_kernel(
                 low.to(OFFSET) * column_stride, high.to(OFFSET) * column_stride, part, on_map, channel_mask,
                 pool_size, False, EVEN, INT64, BOXES, CHANNELS, UNROLL,
             )  # fmt: skip
-        offset = ((n * total + k) * 4 + edge)[:, None] * channels + c
+        if WRITE_PLANES:
+            offset = ((n * channels + c) * total + k[:, None]) * 4 + edge
+        else:
+            offset = ((n * total + k) * 4 + edge)[:, None] * channels + c
         store = mask[:, None]
         if not EVEN:
             store = store & channel_mask
@@ -379,26 +404,22 @@ def _place_kernel(boxes, counts, order, total, height, width, blocks, BLOCK: tl.
 
 @_gpu.kernel(specialize=("channels",))
 def _transpose_kernel(
-    source, target, second_source, second_target, channels, positions, channel_blocks, position_blocks,
-    TO_CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, TWO: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """[batch, rows, columns] -> [batch, columns, rows], of which one are channels and the others UNIT * positions."""
-    if TO_CHANNELS_LAST:
-        rows, columns, row_blocks, column_blocks = channels, positions * UNIT, channel_blocks, position_blocks
-    else:
-        rows, columns, row_blocks, column_blocks = positions * UNIT, channels, position_blocks, channel_blocks
+    source, target, second_source, second_target, channels, boxes, channel_blocks, position_blocks, TILE: tl.constexpr
+):
+    """[batch, 4 * boxes, channels] -> [batch, channels, 4 * boxes]; that there are four edges shows in wide stores."""
+    positions = boxes * 4
     program = tl.program_id(0)
-    r = (program % row_blocks) * TILE + tl.arange(0, TILE)
-    c = (program // row_blocks % column_blocks) * TILE + tl.arange(0, TILE)
-    b = (program // row_blocks // column_blocks).to(tl.int64) * rows * columns
-    mask = (r < rows)[:, None] & (c < columns)[None]
-    transposed_mask = (r < rows)[None] & (c < columns)[:, None]
-    offset = b + r[:, None].to(tl.int64) * columns + c[None]
-    transposed = b + c[:, None].to(tl.int64) * rows + r[None]
-    tl.store(target + transposed, tl.trans(tl.load(source + offset, mask)).to(target.dtype.element_ty), transposed_mask)
-    if TWO:
-        value = tl.trans(tl.load(second_source + offset, mask))
-        tl.store(second_target + transposed, value.to(second_target.dtype.element_ty), transposed_mask)
+    p = (program % position_blocks) * TILE + tl.arange(0, TILE)
+    c = (program // position_blocks % channel_blocks) * TILE + tl.arange(0, TILE)
+    b = (program // position_blocks // channel_blocks).to(tl.int64) * positions * channels
+    mask = (p < positions)[:, None] & (c < channels)[None]
+    transposed_mask = (p < positions)[None] & (c < channels)[:, None]
+    offset = b + p[:, None].to(tl.int64) * channels + c[None]
+    transposed = b + c[:, None].to(tl.int64) * positions + p[None]
+    value = tl.trans(tl.load(source + offset, mask))
+    tl.store(target + transposed, value.to(target.dtype.element_ty), transposed_mask)
+    value = tl.trans(tl.load(second_source + offset, mask))
+    tl.store(second_target + transposed, value.to(second_target.dtype.element_ty), transposed_mask)
 
 
 @triton.jit

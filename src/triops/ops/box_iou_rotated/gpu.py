@@ -1,13 +1,15 @@
-"""box_iou_rotated on GPU: two launches, one for the frames of all rectangles and one for tiles of pairs.
+"""box_iou_rotated on GPU: tiles of pairs. Rectangles far apart share nothing.
 
-Rectangles far apart share nothing, and a tile in which no pair is near is only filled with 0.
+Many pairs take two launches, one for the frames of all rectangles and one for the tiles; a tile in which no pair is
+near is only filled with 0. Where pairs are few, or a rectangle has but one, frames are made where they are used.
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from triops import _gpu
-from triops._geometry.rotated.gpu import load_reach, load_shape, make_frames, near, overlap
+from triops._geometry.rotated.gpu import load_reach, load_rectangle, load_shape, make_frames, near, overlap
 from triops._geometry.rotated.reference import MODES
 from triops._gpu.arithmetic import from_bits
 
@@ -15,6 +17,7 @@ from triops._gpu.arithmetic import from_bits
 ROWS = _gpu.block(8, interpreted=64)
 COLUMNS = _gpu.block(64, interpreted=512)
 ALIGNED_BLOCK = _gpu.block(128, interpreted=4096)
+FEW_PAIRS = _gpu.block(2**18, interpreted=1000)  # up to these, one launch is over sooner than two
 
 
 def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
@@ -23,18 +26,31 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
     out = torch.empty(shape, dtype=bboxes1.dtype, device=bboxes1.device)
     if out.numel() == 0:
         return out
-    frames = make_frames(bboxes1, bboxes2, clockwise, margin)
+    bboxes1, bboxes2 = bboxes1.contiguous(), bboxes2.contiguous()
+    rules = {"MODE": MODES.index(mode), "POLYGON": margin > 0}
+    options = {"num_warps": 4, "enable_fp_fusion": False}
     if aligned:
         _aligned_kernel[(_gpu.cdiv(rows, ALIGNED_BLOCK),)](
-            frames, out, rows, _gpu.bits_of(margin),
-            MODE=MODES.index(mode), POLYGON=margin > 0, BLOCK=ALIGNED_BLOCK, num_warps=4, enable_fp_fusion=False,
+            bboxes1, bboxes2, out, rows, _gpu.bits_of(margin),
+            **rules, CLOCKWISE=clockwise, BLOCK=ALIGNED_BLOCK, **options,
         )  # fmt: skip
         return out
     tiles = _gpu.cdiv(columns, COLUMNS)
-    _pairs_kernel[(_gpu.cdiv(rows, ROWS) * tiles,)](
-        frames, out, rows, columns, tiles, _gpu.bits_of(margin),
-        MODE=MODES.index(mode), POLYGON=margin > 0, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+    grid = (_gpu.cdiv(rows, ROWS) * tiles,)
+    sizes = rows, columns, tiles, _gpu.bits_of(margin)
+
+    def launch(few):
+        if few:
+            _few_pairs_kernel[grid](
+                bboxes1, bboxes2, out, *sizes, **rules, CLOCKWISE=clockwise, ROWS=ROWS, COLUMNS=COLUMNS, **options
+            )
+        else:
+            frames = make_frames(bboxes1, bboxes2, clockwise, margin)
+            _pairs_kernel[grid](frames, out, *sizes, **rules, ROWS=ROWS, COLUMNS=COLUMNS, **options)
+
+    key = "box_iou_rotated", bboxes1.dtype, mode, clockwise, margin > 0
+    _gpu.compile_once(key, lambda: (launch(True), launch(False)))
+    launch(rows * columns <= FEW_PAIRS)
     return out
 
 
@@ -64,20 +80,47 @@ def _pairs_kernel(
 
 
 @_gpu.kernel
-def _aligned_kernel(
-    frames, out, count, margin_bits: tl.int64, MODE: tl.constexpr, POLYGON: tl.constexpr, BLOCK: tl.constexpr
+def _few_pairs_kernel(
+    bboxes1, bboxes2, out, rows, columns, tiles, margin_bits: tl.int64,
+    MODE: tl.constexpr, POLYGON: tl.constexpr, CLOCKWISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    REAL: tl.constexpr = frames.dtype.element_ty
-    margin = from_bits(margin_bits, REAL)
+    REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    i = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    j = (tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+    value = _of_rectangles(
+        bboxes1, i, i < rows, bboxes2, j, j < columns, from_bits(margin_bits, REAL), MODE, POLYGON, CLOCKWISE, REAL
+    )
+    tl.store(out + i * columns + j, value, (i < rows) & (j < columns))
+
+
+@_gpu.kernel
+def _aligned_kernel(
+    bboxes1, bboxes2, out, count, margin_bits: tl.int64,
+    MODE: tl.constexpr, POLYGON: tl.constexpr, CLOCKWISE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask, total = i < count, count + count
-    a_x, a_y, a_reach_x, a_reach_y = load_reach(frames, i, mask, total)
-    b_x, b_y, b_reach_x, b_reach_y = load_reach(frames, count + i, mask, total)
+    value = _of_rectangles(
+        bboxes1, i, i < count, bboxes2, i, i < count, from_bits(margin_bits, REAL), MODE, POLYGON, CLOCKWISE, REAL
+    )
+    tl.store(out + i, value, i < count)
+
+
+@triton.jit
+def _of_rectangles(
+    bboxes1, i, in_first, bboxes2, j, in_second, margin,
+    MODE: tl.constexpr, POLYGON: tl.constexpr, CLOCKWISE: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """Overlaps of rectangles `i` of the first with rectangles `j` of the second, whose shapes broadcast."""
+    a_x, a_y, a_half_x, a_half_y, a_cos, a_sin, a_reach_x, a_reach_y, a_area = load_rectangle(
+        bboxes1, i, in_first, margin, CLOCKWISE, REAL
+    )
+    b_x, b_y, b_half_x, b_half_y, b_cos, b_sin, b_reach_x, b_reach_y, b_area = load_rectangle(
+        bboxes2, j, in_second, margin, CLOCKWISE, REAL
+    )
     close = near(a_x, a_y, a_reach_x, a_reach_y, b_x, b_y, b_reach_x, b_reach_y)
-    a_half_x, a_half_y, a_cos, a_sin, a_area = load_shape(frames, i, mask, total)
-    b_half_x, b_half_y, b_cos, b_sin, b_area = load_shape(frames, count + i, mask, total)
     found = overlap(
         a_x - b_x, a_y - b_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area,
         margin, MODE, POLYGON,
     )  # fmt: skip
-    tl.store(out + i, tl.where(close, found, 0.0), mask)
+    return tl.where(close, found, 0.0)

@@ -22,7 +22,8 @@ from triops.ops.nms.boxes_gpu import (
     store_fields,
 )
 
-MOST = _gpu.block(1024, interpreted=512)  # boxes
+MOST = 512  # boxes: beyond, chunks are over sooner where most boxes stay
+KEPT = tl.constexpr(4)  # boxes that stay, with which the others are compared at a time: their loads go out together
 COMPARED = tl.constexpr(8)  # scores at a time, whose loads go out together
 
 
@@ -112,12 +113,14 @@ def _single_kernel(
         found += tl.sum(staying.to(tl.int32), 0)
         left = stays
         while left != 0:
-            one = block * 64 + lowest_bit(left)
-            kept_x1, kept_y1, kept_x2, kept_y2, kept_area = load_fields(fields, one, LANES)
-            ratio = iou(kept_x1, kept_y1, kept_x2, kept_y2, kept_area, x1, y1, x2, y2, area, OFFSET)
-            hit = ratio > threshold
-            if GROUPED:
-                hit &= tl.load(groups + one) == group
-            gone |= hit.to(tl.int32)
-            left &= left - 1
+            for _ in tl.static_range(KEPT):
+                # Where none is left, the lowest bit lies below 0, and box 0 is compared for nothing.
+                one = tl.maximum(block * 64 + lowest_bit(left), 0)
+                kept_x1, kept_y1, kept_x2, kept_y2, kept_area = load_fields(fields, one, LANES)
+                ratio = iou(kept_x1, kept_y1, kept_x2, kept_y2, kept_area, x1, y1, x2, y2, area, OFFSET)
+                hit = (ratio > threshold) & (left != 0)
+                if GROUPED:
+                    hit &= tl.load(groups + one) == group
+                gone |= hit.to(tl.int32)
+                left &= left - 1
     tl.store(counter, found)

@@ -1,8 +1,9 @@
 """points_in_boxes on GPU: a bird's-eye grid of box bitmasks, then each point walks the set bits of its cell.
 
-Two launches. `_build_grid_kernel` writes the boxes' frames and, for each cell, one bit per box that may reach into
-it, with a head word that tells which 32-box words are not zero. `_search_kernel` looks up the cell of each point and
-tests its boxes in ascending order, all of them or until one holds the point.
+Two launches; few points and boxes take one that tests all pairs. `_build_grid_kernel` writes the boxes' frames and, for
+each cell, one bit per box that may reach into it, with a head word that tells which 32-box words are not zero.
+`_search_kernel` looks up the cell of each point and tests its boxes in ascending order, all of them or until one holds
+the point.
 """
 
 import torch
@@ -17,6 +18,8 @@ from triops._gpu.arithmetic import as_mask, from_bits
 GRID = 64  # cells per side
 CELLS = _gpu.block(64, interpreted=GRID * GRID)  # cells per program of the build kernel
 BLOCK = _gpu.block(64, interpreted=1024)  # points per program of the search kernel
+FEW_PAIRS = _gpu.block(2**20, interpreted=4096)  # of a point and a box: up to these, all are tested in one launch
+PAIR_BOXES = 32  # that a program takes at a time there
 MAX_BOXES = 1024  # what a head word of 32 bits can describe; more boxes take another round
 WORKSPACE = 256 * 2**20  # bytes that the grids may take; more batch elements than fit take another round
 
@@ -30,8 +33,7 @@ def points_in_boxes(points, boxes, z_origin, margin):
 
 
 def points_in_boxes_all(points, boxes, z_origin, margin):
-    # Few points of a scene lie in a box: clear everything in one sweep and write the hits.
-    out = torch.zeros((*points.shape[:2], boxes.shape[1]), dtype=torch.bool, device=points.device)
+    out = torch.empty((*points.shape[:2], boxes.shape[1]), dtype=torch.bool, device=points.device)
     _search(points, boxes, z_origin, margin, out, every=True)
     return out
 
@@ -39,7 +41,28 @@ def points_in_boxes_all(points, boxes, z_origin, margin):
 def _search(points, boxes, z_origin, margin, out, every):
     if out.numel() == 0:
         return
-    points, boxes = points.contiguous(), boxes.contiguous()
+    given = points.contiguous(), boxes.contiguous(), z_origin, margin, out, every
+    _gpu.compile_once(
+        ("points_in_boxes", points.dtype, z_origin, every), lambda: (_search_all_pairs(*given), _search_grid(*given))
+    )
+    if points.shape[0] * points.shape[1] * boxes.shape[1] <= FEW_PAIRS:
+        _search_all_pairs(*given)
+    else:
+        if every:
+            out.zero_()  # few points of a scene lie in a box: clear everything in one sweep and write the hits
+        _search_grid(*given)
+
+
+def _search_all_pairs(points, boxes, z_origin, margin, out, every):
+    batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
+    blocks = _gpu.cdiv(count, BLOCK)
+    _pairs_kernel[(batch * blocks,)](
+        points, boxes, out, count, total, blocks, _gpu.bits_of(margin),
+        BOTTOM=z_origin == "bottom", EVERY=every, BLOCK=BLOCK, BOXES=PAIR_BOXES, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _search_grid(points, boxes, z_origin, margin, out, every):
     batch, count, total = points.shape[0], points.shape[1], boxes.shape[1]
     words = (min(total, MAX_BOXES) + 31) // 32
     real = compute_dtype(points.dtype)
@@ -47,7 +70,7 @@ def _search(points, boxes, z_origin, margin, out, every):
     if batch > at_once:
         for first in range(0, batch, at_once):
             some = slice(first, first + at_once)
-            _search(points[some], boxes[some], z_origin, margin, out[some], every)
+            _search_grid(points[some], boxes[some], z_origin, margin, out[some], every)
         return
     # Frames of all boxes, one row per batch element for the map from points to cells, then the masks.
     mask_rows = batch * GRID * GRID * (1 + words) // (8 if real == torch.float32 else 16) + 1
@@ -64,6 +87,44 @@ def _search(points, boxes, z_origin, margin, out, every):
             EVERY=every, GRID=GRID, BLOCK=BLOCK,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
+
+
+@_gpu.kernel
+def _pairs_kernel(
+    points, boxes, out, count, total, blocks, margin_bits: tl.int64,
+    BOTTOM: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr, BOXES: tl.constexpr,
+):  # fmt: skip
+    REAL: tl.constexpr = tl.float64 if points.dtype.element_ty == tl.float64 else tl.float32
+    b = tl.program_id(0) // blocks
+    i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    offset = b.to(tl.int64) * count + i
+    x, y, z = _load_points(points, offset, i < count, REAL)
+    found = tl.zeros((BLOCK,), tl.int32) + total
+    for first in range(0, total, BOXES):
+        t = first + tl.arange(0, BOXES)
+        cx, cy, cz, half_x, half_y, half_z, cos, sin = make_frame(
+            boxes, b * total + t, t < total, margin_bits, BOTTOM, REAL
+        )
+        hit = inside(
+            x[:, None], y[:, None], z[:, None], cx[None], cy[None], cz[None], half_x[None], half_y[None], half_z[None],
+            cos[None], sin[None],
+        )  # fmt: skip
+        if EVERY:
+            tl.store(out + offset[:, None] * total + t[None], hit, (i < count)[:, None] & (t < total)[None])
+        else:
+            found = tl.minimum(found, tl.min(tl.where(hit, t[None], total), 1))
+    if not EVERY:
+        tl.store(out + offset, tl.where(found < total, found, -1), i < count)
+
+
+@triton.jit
+def _load_points(points, offset, mask, REAL: tl.constexpr):
+    """x, y, z; where masked off, a point that lies in no box."""
+    point = points + offset * 3
+    x = tl.load(point, mask, float("nan")).to(REAL)
+    y = tl.load(point + 1, mask, 0.0).to(REAL)
+    z = tl.load(point + 2, mask, 0.0).to(REAL)
+    return x, y, z
 
 
 @triton.jit
@@ -158,10 +219,7 @@ def _search_kernel(
     b = tl.program_id(0) // blocks
     i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     offset = b.to(tl.int64) * count + i
-    point = points + offset * 3
-    x = tl.load(point, i < count, float("nan")).to(REAL)
-    y = tl.load(point + 1, i < count, 0.0).to(REAL)
-    z = tl.load(point + 2, i < count, 0.0).to(REAL)
+    x, y, z = _load_points(points, offset, i < count, REAL)
     extent = frames + (batch * total + b).to(tl.int64) * 8
     low_x, high_x = tl.load(extent), tl.load(extent + 1)
     low_y, high_y = tl.load(extent + 2), tl.load(extent + 3)

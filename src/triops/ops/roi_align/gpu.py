@@ -39,6 +39,7 @@ from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 # Bins times channels of a program of one warp, by the bytes of an element: of a map that is channels-last, or NCHW.
 NUMBERS = {True: {2: 256, 4: 256, 8: 256}, False: {2: 256, 4: 128, 8: 128}}
 BACK = {4: 128, 8: 128}
+FEW_READS = _gpu.block(2**22, interpreted=0)  # up to these, a map is read as it lies: a copy is one more launch
 ADAPTIVE_SAMPLES = 16  # that a bin is taken to have where their number is adaptive and the host does not know it
 LEAST = tl.constexpr(LOWEST)
 OFF = tl.constexpr(NOWHERE)
@@ -75,7 +76,7 @@ def _launch(launch, channels_last, shape, pooled, sampling_ratio, key):
     samples = pooled[0] * pooled[2] * pooled[3] * (sampling_ratio**2 if sampling_ratio > 0 else ADAPTIVE_SAMPLES)
     key = ("roi_align", *key, sampling_ratio <= 0, channels, pooled[2] * pooled[3])
     _gpu.compile_once(key, lambda: (launch(False), launch(True)))
-    launch(samples >= batch * height * width)
+    launch(samples >= batch * height * width and samples * channels > FEW_READS)
 
 
 def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, aligned, maps_last, output_last):
