@@ -245,6 +245,7 @@ def _function(
 
     A backward runs the reference where its forward did, on whichever thread.
     """
+    one: list[bool] = []  # what `_one_is_differentiable` found
 
     def forward(ctx: Any, *args: Any) -> Any:
         *inputs, run = args
@@ -252,9 +253,15 @@ def _function(
         ctx.forced_reference = _forced_reference.get()
         if setup_context is not None:
             setup_context(ctx, tuple(inputs), output)
+        if not one:
+            one.append(_one_is_differentiable(ctx, output))
+        if one[0]:  # else autograd fills gradients of zeros for indices and the like, a launch each
+            ctx.set_materialize_grads(False)
         return output
 
     def backward_and_none(ctx: Any, *grads: Any) -> Any:
+        if grads[0] is None and all(g is None for g in grads):
+            return (None,) * len(ctx.needs_input_grad)
         if ctx.forced_reference == _forced_reference.get():  # spares every backward the microsecond below
             return *backward(ctx, *grads), None
         with _forced(ctx.forced_reference):
@@ -264,6 +271,13 @@ def _function(
     members = {"forward": forward, "backward": backward_and_none, "_compiled_autograd_key": key}
     # Not torch.autograd.Function itself: its apply asks for functorch's levels, which the dispatcher has taken apart.
     return type(reference.__name__, (_SingleLevelFunction,), {k: staticmethod(f) for k, f in members.items()})
+
+
+def _one_is_differentiable(ctx: Any, output: Any) -> bool:
+    """Whether a backward gets the gradient of one output alone; where autograd has none, no gradient goes on."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    others = getattr(ctx, "non_differentiable", None) or ()
+    return sum(t.is_floating_point() and all(t is not other for other in others) for t in outputs) == 1
 
 
 @contextmanager
