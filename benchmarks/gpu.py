@@ -191,7 +191,16 @@ def main() -> int:
     bandwidth = measured("cuda").bandwidth
     machine = torch.cuda.get_device_name()
     print(f"{machine}: copy {bandwidth / 1e12:.2f} TB/s, torch {torch.__version__}, triton {triton.__version__}")
+    head = {"machine": machine, "date": options.date, "torch": torch.__version__, "triton": triton.__version__}
+    head["copy_bytes_per_second"] = bandwidth
+    options.out.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[dict[str, Any]]] = {}
+
+    def write(name: str) -> None:
+        """After every sample: a run that is cut off keeps what it has."""
+        path = options.out / f"{machine.split()[-1].lower()}-{name}.json"
+        path.write_text(json.dumps({**head, "cases": files[name]}, indent=1) + "\n")
+
     for sample in _sample.all_samples():
         operator = OPERATORS[sample.operator]
         if sample.scale != "network" or (options.operators and operator.name not in options.operators):
@@ -200,6 +209,7 @@ def main() -> int:
             row = measure(operator, sample, name, dtype, bandwidth)
             files.setdefault(operator.package.rpartition(".")[2], []).append(row)
             print(" | ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        write(operator.package.rpartition(".")[2])
     if not options.operators or "sparse_conv" in options.operators:
         files["sparse_conv"].append(row := preparation())
         print(" | ".join(f"{key} {value}" for key, value in row.items()))
@@ -207,12 +217,8 @@ def main() -> int:
         for sample in _sample.all_samples():
             if row["operator"] == sample.operator == "get_indice_pairs" and row["case"] == sample.name:
                 row["kernels_us"] = kernels_us(sample)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name, cases in files.items():
-        head = {"machine": machine, "date": options.date, "torch": torch.__version__, "triton": triton.__version__}
-        head["copy_bytes_per_second"] = bandwidth
-        path = options.out / f"{machine.split()[-1].lower()}-{name}.json"
-        path.write_text(json.dumps({**head, "cases": cases}, indent=1) + "\n")
+    for name in {"sparse_conv", "get_indice_pairs"} & files.keys():
+        write(name)
     return 0 if all(row.get("equals_reference", True) for rows in files.values() for row in rows) else 1
 
 
