@@ -1,8 +1,10 @@
 """The vocabulary of errors."""
 
+import numpy as np
 import pytest
 import torch
 
+import triops
 from triops._check import FLOATS, Checker
 
 
@@ -55,3 +57,8 @@ def test_a_shape_error_says_what_a_newcomer_has_to_write() -> None:
     assert said("points", (9, 3), *points) == "[9, 3]; with a batch axis: points[None]"
     assert said("points", (9, 2), *points) == "[9, 2]"
     assert said("boxes", (5, 7), "N", 5) == "[5, 7]", "the first columns of a 3D box are no rotated rectangle"
+
+
+def test_an_array_is_refused_with_the_way_to_a_tensor() -> None:
+    with pytest.raises(TypeError, match=r"^nms: boxes must be a Tensor, got ndarray; torch\.from_numpy\(boxes\)$"):
+        triops.nms(np.zeros((2, 4)), torch.zeros(2), 0.5)  # type: ignore[arg-type]

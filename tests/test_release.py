@@ -35,6 +35,16 @@ def test_the_workflow_runs_commands_that_make_has() -> None:
     commands = re.findall(r"run: make ([\w-]+)", read(".github/workflows/ci.yml"))
     assert {"demo", "test"} <= {*commands}
     assert all(re.search(rf"^{command}:", read("Makefile"), re.MULTILINE) for command in commands)
+    assert {*re.findall(r"^make ([\w-]+)", read("README.md"), re.MULTILINE)} <= {*commands}, "the README's commands"
+
+
+def test_the_release_is_described() -> None:
+    from triops import __version__
+
+    found = re.search(rf"^## {re.escape(__version__)} .*?(?=^## )", read("CHANGELOG.md"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    summary = found[0].split("### ")[0]
+    assert len(summary.split()) > 40, "a summary comes before the topics"
 
 
 def test_pre_commit_has_the_ruff_of_the_development_environment() -> None:

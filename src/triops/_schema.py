@@ -115,7 +115,9 @@ class Signature:
             if not _is(value, kind.types):
                 number = _number(value, kind)
                 if number is None:
-                    raise TypeError(f"{self.name}: {name} must be {kind.expected}, got {type(value).__name__}")
+                    got = type(value).__name__
+                    remedy = f"; torch.from_numpy({name})" if got == "ndarray" and Tensor in kind.types else ""
+                    raise TypeError(f"{self.name}: {name} must be {kind.expected}, got {got}{remedy}")
                 value, args = number, (*args[:position], number, *args[position + 1 :])
             elif kind.entries:
                 for entry in value:
