@@ -58,9 +58,9 @@ noisy: ratios differ by 0.2 and more between runs.
 """
 
 NETWORK_WORDS = """
-Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights: see [the page](dropin.md).
-Scenes are synthetic, of the size of the data set's own. **triops**: the share of the time that the operators of this
-library take, host work included; the rest is torch and mmdetection3d.
+Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights:
+[how they run](dropin/mmdetection.md). Scenes are synthetic, of the size of the data set's own. **triops**: the share of
+the time that the operators of this library take, host work included; the rest is torch and mmdetection3d.
 """
 
 

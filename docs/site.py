@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,18 @@ ROOT = Path(__file__).parent.parent
 
 
 def on_config(config: Any) -> None:
-    """Put every page of an operator into the navigation, under its title, and the changelog at its end."""
-    folders = {"Operators": "operators", "How operators work": "operators/design"}
-    for entry in config.nav:
-        for name in folders.keys() & entry.keys():
-            entry[name] = _pages(folders[name])
-    config.nav.append({"Changelog": "changelog.md"})
+    """Put every page of an operator into the navigation, under its title."""
+    sections = {name: pages for entry in config.nav for name, pages in entry.items()}
+    sections["Operators"].extend(_pages("operators"))
+    sections["How it works"][0]["Operators"].extend(_pages("operators/design"))
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the changelog, which lies outside docs."""
+    """Add the changelog, which lies outside docs, and a page for each notebook, which is there to download, too."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "changelog.md", content=text.replace("](docs/", "](")))
+    for book in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        files.append(File.generated(config, f"notebooks/{book.stem}.md", content=_notebook(book)))
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -31,6 +32,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     the lines of docs/results.md about the operators that these folders of src/triops/ops define."""
     markdown = re.sub(r"<!-- README: (.*?) -->", lambda found: _table("README.md", found[1]), markdown)
     return re.sub(r"<!-- results: (.*?) -->", lambda found: _results(found[1].split(", ")), markdown)
+
+
+def _notebook(book: Path) -> str:
+    parts = []
+    for cell in json.loads(book.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text.replace(".ipynb)", ".md)") if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    return "\n\n".join([*parts, f"[This page as a notebook]({book.name})"]) + "\n"
 
 
 def _pages(folder: str) -> list[dict[str, str]]:

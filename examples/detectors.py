@@ -1,7 +1,7 @@
 """What the scripts `detect_*.py` share: whole detectors of mmdetection3d, as they are, running on triops.
 
 Each network is built from the config that mmdetection3d ships, with random weights. The scene is synthetic, so nothing
-has to be downloaded. docs/dropin.md says how to install mmdetection3d.
+has to be downloaded. docs/dropin/mmdetection.md says how to install mmdetection3d.
 """
 
 from __future__ import annotations
@@ -269,7 +269,8 @@ def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     if find_spec("mmdet3d") is None:
         raise SystemExit(
             "mmdetection3d is not installed: pip install 'triops[mmdet3d]', then "
-            "pip install --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh (docs/dropin.md)"
+            "pip install --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh "
+            "(docs/dropin/mmdetection.md)"
         )
     count = options.points or (CPU_POINTS if options.device == "cpu" else network.points)
     model = build(network, options.device, options.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 OPERATORS = sorted((DOCS / "operators").glob("*.md"))
 DESIGN = sorted((DOCS / "operators" / "design").glob("*.md"))
 USERS = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "design"]  # others: for those who change it
 
 # Tables to look things up in, and pictures: not read from one end to the other.
-LONG = {"docs/traceability.md", "docs/results.md", "docs/dropin.md", "docs/sparse.md", "docs/gallery.md"}
-# Times that are limits or properties of others, not measurements.
-RULES = {"docs/acceptance.md", "docs/dropin.md"}
+LONG = {"docs/traceability.md", "docs/results.md", "docs/gallery.md"}
+# Times that are limits, not measurements.
+RULES = {"docs/acceptance.md"}
 
 # Pages whose examples need something that the tests do not have.
 NOT_RUN = {
@@ -63,6 +65,22 @@ def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[st
         assert float(printed.split("loss")[1]) < 0.1
 
 
+@pytest.mark.parametrize("book", NOTEBOOKS, ids=name_of)
+def test_a_notebook_runs_from_top_to_bottom(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in one namespace, without a kernel; it is kept without outputs."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = json.loads(book.read_text(encoding="utf-8"))["cells"]
+    title, _, purpose = "".join(cells[0]["source"]).split("\n")[:3]
+    assert title.startswith("# ")
+    assert purpose
+    names: dict[str, Any] = {"__name__": "example"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+            exec(compile("".join(cell["source"]), name_of(book), "exec"), names)
+
+
 def test_pages_without_examples_that_run_have_some() -> None:
     assert all(examples_of(ROOT / name) for name in NOT_RUN)
 
@@ -84,11 +102,12 @@ def test_a_page_begins_with_its_title_and_then_its_purpose(page: Path) -> None:
 
 
 def test_every_page_is_on_the_site() -> None:
-    """The pages of operators are added by docs/site.py."""
+    """The pages of operators and of notebooks and the changelog are added by docs/site.py."""
     navigation = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     added = {*OPERATORS, *DESIGN}
     pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page not in added]
-    assert sorted(navigation) == sorted(pages)
+    books = [book.relative_to(DOCS).with_suffix(".md").as_posix() for book in NOTEBOOKS]
+    assert sorted(navigation) == sorted([*pages, *books, "changelog.md"])
 
 
 @pytest.mark.parametrize("page", OPERATORS, ids=name_of)

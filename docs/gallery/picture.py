@@ -29,7 +29,9 @@ def picture(script: str, panels: int = 1, height: float = 4.0) -> Iterator[Any]:
         axis.spines[["top", "right"]].set_visible(False)
     yield axes[0][0] if panels == 1 else axes[0]
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    figure.savefig(folder / f"{Path(script).stem}.png", dpi=110, metadata={"Software": None})
+    figure.savefig(
+        folder / f"{Path(script).stem}.png", dpi=110, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None}
+    )
     plt.close(figure)
 
 

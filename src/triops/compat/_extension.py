@@ -29,7 +29,7 @@ class Extension(ModuleType):
 
         def missing(*args: Any, **kwargs: Any) -> Any:
             raise NotImplementedError(
-                f"{self.__name__}.{name}: triops does not have this operator. docs/dropin.md lists those it has; "
+                f"{self.__name__}.{name}: triops does not have this operator. docs/dropin/mmcv.md lists those it has; "
                 "for the others the library has to be compiled."
             )
 

@@ -1,4 +1,4 @@
-"""Names of `spconv.pytorch`: see docs/sparse.md for what differs.
+"""Names of `spconv.pytorch`: see docs/dropin/spconv.md for what differs.
 
 >>> import triops.spconv.pytorch as spconv
 >>> spconv.SubMConv3d(4, 16, 3, padding=1, bias=False, indice_key="subm1").algo.name

@@ -166,7 +166,9 @@ def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tens
 
 
 _missing = partial(
-    missing, "spconv.pytorch.ops", why="spconv uses it inside of its CUDA layers, which are there: see docs/sparse.md."
+    missing,
+    "spconv.pytorch.ops",
+    why="spconv uses it inside its CUDA layers, which are there: see docs/dropin/spconv.md.",
 )
 get_indice_pairs_implicit_gemm = _missing("get_indice_pairs_implicit_gemm")
 implicit_gemm = _missing("implicit_gemm")
