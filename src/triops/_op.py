@@ -277,7 +277,7 @@ def _one_is_differentiable(ctx: Any, output: Any) -> bool:
     """Whether a backward gets the gradient of one output alone; where autograd has none, no gradient goes on."""
     outputs = output if isinstance(output, tuple) else (output,)
     others = getattr(ctx, "non_differentiable", None) or ()
-    return sum(t.is_floating_point() and all(t is not other for other in others) for t in outputs) == 1
+    return bool(sum(t.is_floating_point() and all(t is not other for other in others) for t in outputs) == 1)
 
 
 @contextmanager
