@@ -225,7 +225,6 @@ def test_no_gradient_flows() -> None:
     assert not triops.box_iou_rotated(boxes, boxes).requires_grad
 
 
-<<<<<<< HEAD
 def test_volumes_by_hand() -> None:
     box = torch.tensor([[0.0, 0, 0, 4, 2, 2, 0]])
     others = torch.tensor(
@@ -259,7 +258,8 @@ def test_volumes_are_numbers_without_a_gradient() -> None:
     assert torch.equal(half, triops.boxes_iou3d(boxes.half().float(), boxes.half().float()).half())
     differentiable = triops.diff_iou_rotated_3d(boxes[None], boxes.flip(0)[None])[0]
     assert torch.allclose(triops.boxes_iou3d(boxes, boxes.flip(0), aligned=True), differentiable, atol=1e-5)
-=======
+
+
 @pytest.mark.parametrize("few", [0, 2**40], ids=["frames first", "one launch"])
 def test_both_ways_of_a_gpu_give_the_answer(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from triops.ops.box_iou_rotated import gpu
@@ -268,4 +268,3 @@ def test_both_ways_of_a_gpu_give_the_answer(few: int, monkeypatch: pytest.Monkey
     for sample in small(SAMPLES)[:8]:
         args = sample.make(torch.float32)
         assert_same(*(run(backend, sample.operator, args) for backend in ("gpu", "reference")), str(sample))
->>>>>>> 52fac79 (Small calls on GPU in fewer launches: points_in_boxes, box_iou_rotated, border_align, roi_align; nms compares four kept boxes at a time)
