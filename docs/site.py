@@ -30,6 +30,7 @@ def on_files(files: Any, config: Any) -> None:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in `<!-- README: text -->`, the table that the README has below this text, and `<!-- results: folders -->`,
     the lines of docs/results.md about the operators that these folders of src/triops/ops define."""
+    markdown = re.sub(r"(notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)  # the page that `on_files` makes of it
     markdown = re.sub(r"<!-- README: (.*?) -->", lambda found: _table("README.md", found[1]), markdown)
     return re.sub(r"<!-- results: (.*?) -->", lambda found: _results(found[1].split(", ")), markdown)
 
