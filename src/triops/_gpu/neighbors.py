@@ -27,7 +27,8 @@ CHUNKS = _gpu.block(4, interpreted=128)  # per program that makes them
 QUERIES = _gpu.block(1, interpreted=64)  # per program of the search
 UNSORTED = 2048  # points of all clouds up to which sorting costs more than it saves
 BLOCK = 1024
-RANKED = 32  # results up to which all are compared with all
+WARP = 32
+RANKED = range(9, WARP + 1)  # results of which all are compared with all
 
 _CHUNK, _GROUP, _SPLITS = tl.constexpr(CHUNK), tl.constexpr(GROUP), tl.constexpr(SPLITS)
 _HIGHEST = tl.constexpr(2**31 - 1)
@@ -118,12 +119,12 @@ def search(kind, points, queries, k, indices, distances=None, *, near=0.0, far=0
     if total == 0:
         return
     real = tl.float64 if points.rows.dtype == torch.float64 else tl.float32
-    lanes = next_power_of_2(k)
+    lanes = max(WARP, next_power_of_2(k))  # a whole warp has instructions for the least and the most
     _search_kernel[(cdiv(total, QUERIES),)](
         *boxes, queries.rows, points.offsets, queries.offsets, indices, indices if distances is None else distances,
         points.rows.shape[0], boxes.lowest.shape[0], boxes.group_lowest.shape[0], points.each, queries.each,
         points.batch, points.batch.bit_length(), total, k, none, bits_of(near), bits_of(far),
-        KIND=kind, ROOT=root, RAGGED=points.ragged, RANKED=lanes <= RANKED, K=lanes, QUERIES=QUERIES, REAL=real,
+        KIND=kind, ROOT=root, RAGGED=points.ragged, RANKED=k in RANKED, K=lanes, QUERIES=QUERIES, REAL=real,
         num_warps=max(1, lanes // 256), enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -285,7 +286,15 @@ def _box_keys(boxes, lowest, n, at, inside, x, y, z, far, limit, KIND: tl.conste
     if KIND == 0:
         return tl.where((d < far) | (d == 0), tl.load(lowest + at, mask=inside, other=_HIGHEST), limit)
     else:
-        return d
+        return _distance_key(d)
+
+
+@triton.jit
+def _distance_key(d):
+    """The bits of a distance, which as an integer have the order of the numbers: a GPU has an instruction for the least
+    integer of a warp. What is not a number is infinite."""
+    d = tl.where(d < float("inf"), d, float("inf"))
+    return d.to(tl.int64 if d.dtype == tl.float64 else tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -329,10 +338,9 @@ def _search_kernel(
     lane = tl.arange(0, K)[None, :]
     if KIND == 0:
         limit = tl.full((QUERIES, 1), 2147483647, tl.int32)
-        best_key = tl.where(lane < k, limit, -1)
     else:
-        limit = tl.full((QUERIES, 1), float("inf"), REAL)
-        best_key = tl.where(lane < k, limit, -1.0)
+        limit = _distance_key(tl.full((QUERIES, 1), float("inf"), REAL))
+    best_key = tl.where(lane < k, limit, -1)
     best_index = _HIGHEST - lane + tl.zeros_like(q)
     worst_key, worst_index = limit, tl.full((QUERIES, 1), 2147483647, tl.int32)
 
@@ -350,8 +358,8 @@ def _search_kernel(
             this = _least(tl.where(visit_group & (group_key == nearest), group, _HIGHEST))
             group_key = tl.where(group == this, limit, group_key)
             chunk = tl.where(visit_group, this, 0) * _GROUP + tl.arange(0, _GROUP)[None, :]
-            inside = visit_group & (chunk >= first_chunk) & (chunk < last_chunk)
-            chunk_key = _box_keys(boxes, lowest, chunks, chunk, inside, x, y, z, far, limit, KIND)
+            within = visit_group & (chunk >= first_chunk) & (chunk < last_chunk)
+            chunk_key = _box_keys(boxes, lowest, chunks, chunk, within, x, y, z, far, limit, KIND)
             nearest = _least(chunk_key)
             visit = (nearest < limit) & (nearest <= worst_key)
             while _any(visit):
@@ -364,10 +372,9 @@ def _search_kernel(
                 dz = z - tl.load(points + 2 * n + at, mask=here, other=float("nan"))
                 own = tl.load(index + at, mask=here, other=0)
                 d = (dx * dx + dy * dy) + dz * dz
+                key = _distance_key(d)
                 if KIND == 0:
                     key = tl.where((d == 0) | ((d >= near) & (d < far)), own, limit)
-                else:
-                    key = tl.where(d < limit, d, limit)  # also where it is not a number
                 key = tl.where((key < worst_key) | ((key == worst_key) & (own < worst_index)), key, limit)
                 smallest = _least(key)
                 while _any(smallest < limit):
@@ -401,7 +408,7 @@ def _search_kernel(
         slot = tl.sum(before.to(tl.int32), 2)
         tl.store(indices + at + slot, tl.where(best_key < limit, best_index - base, missing), mask=valid & (slot < k))
         if KIND != 0:
-            tl.store(distances + at + slot, _distance(best_key, ROOT), mask=valid & (slot < k))
+            tl.store(distances + at + slot, _distance(best_key, ROOT, REAL), mask=valid & (slot < k))
     else:
         for slot in range(k):
             smallest = _least(best_key)
@@ -409,11 +416,12 @@ def _search_kernel(
             best_key = tl.where(best_index == chosen, limit, best_key)
             tl.store(indices + at + slot, tl.where(smallest < limit, chosen - base, missing), mask=valid)
             if KIND != 0:
-                tl.store(distances + at + slot, _distance(smallest, ROOT), mask=valid)
+                tl.store(distances + at + slot, _distance(smallest, ROOT, REAL), mask=valid)
 
 
 @triton.jit
-def _distance(squared, ROOT: tl.constexpr):
+def _distance(key, ROOT: tl.constexpr, REAL: tl.constexpr):
+    squared = key.to(REAL, bitcast=True)
     if not ROOT:
         return squared
     elif squared.dtype == tl.float64:
