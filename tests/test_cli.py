@@ -345,7 +345,7 @@ def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, m
     done = cli("demo", "--out", tmp_path, "--device", "cpu")
     assert done.status == 0, done.out
     assert "NO" not in done.out
-    assert all(f"\n{name}\n" in done.out for name in _demo.TOUR)
+    assert all(f"\n{_demo.public_name(name)}\n" in done.out for name in _demo.TOUR)
     assert f"{len(_demo.TOUR)} of " in done.out
     assert f"accuracy: {len(_demo.TOUR)} cases passed" in done.out
     assert "triops demo --all" in done.out

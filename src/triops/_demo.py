@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import triops
 from triops import _sample
 from triops._bench import Row, interleaved
 from triops._op import OPERATORS
@@ -43,6 +44,16 @@ def inputs(operator: str) -> list[tuple[Sample, torch.dtype]]:
     return [(s, s.dtypes[0]) for s in (*checked_samples(True), *timed_samples(True)) if s.operator == operator]
 
 
+def public_name(operator: str) -> str:
+    """The function that users call, of an operator that is its forward or its padded form.
+
+    >>> public_name("voxelize_padded"), public_name("roi_align_forward"), public_name("roi_align_backward")
+    ('voxelize', 'roi_align', 'roi_align_backward')
+    """
+    name = operator.removesuffix("_forward").removesuffix("_padded")
+    return name if name in triops.__all__ else operator
+
+
 def timed(sample: Sample, device: str, right: bool) -> Row:
     """One sample, timed for a tenth of a second. right: what the check said of the operator."""
     operator, dtype = OPERATORS[sample.operator], sample.dtypes[0]
@@ -50,7 +61,7 @@ def timed(sample: Sample, device: str, right: bool) -> Row:
     seconds = interleaved({"triops": lambda: operator(*args)}, 0.1)["triops"]
     work = _sample.module_of(operator).work(operator.name, args)
     name = str(dtype).removeprefix("torch.")
-    return Row(operator.name, sample.name, name, device, right, seconds, work.bytes, work.ops)
+    return Row(public_name(operator.name), sample.name, name, device, right, seconds, work.bytes, work.ops)
 
 
 def draw_scene(points: Tensor, boxes: Tensor, index: Tensor, path: Path) -> None:
