@@ -1,9 +1,11 @@
-"""The examples that need nothing but triops keep their promise, in few steps."""
+"""The examples that need nothing but triops keep their promise, in few steps; the others say what they need."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,11 @@ def test_a_head_learns_boxes_from_their_overlap(monkeypatch: pytest.MonkeyPatch)
 
     losses, _ = main(["--steps", "25", "--boxes", "64"])
     assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.skipif(find_spec("mmdet3d") is not None, reason="mmdetection3d is installed")
+def test_a_detector_without_mmdetection3d_says_what_to_install() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLES / "detect_second.py")], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mmdetection3d is not installed: pip install 'triops[mmdet3d]'")
