@@ -11,17 +11,17 @@ from torch import Tensor
 
 from triops import scenes
 from triops._dtypes import compute_dtype
-from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
+from triops._roi_samples import Case, Kinds, Make, gradient_like, samples, sized, small_cases
+from triops._sample import BadCall, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.prroi_pool import prroi_pool, prroi_pool_backward, prroi_pool_boxes_backward
 
 _F, _B, _C = "prroi_pool", "prroi_pool_backward", "prroi_pool_boxes_backward"
-_Make = Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def maps(
     shape: tuple[int, int, int, int], total: int, bins: tuple[int, int] = (7, 7), *, channels_last: bool = False,
     scale: float = 0.25, boxes: list[list[float]] | None = None,
-) -> _Make:  # fmt: skip
+) -> Make:  # fmt: skip
     """Boxes of any size over and around the map, or those that are given."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -32,31 +32,25 @@ def maps(
     return make
 
 
-def _grad(input: Tensor, boxes: Tensor, rows: int, columns: int) -> tuple[Tensor, bool]:
-    channels_last = input.stride(1) == 1 and not input.is_contiguous()
-    shape = len(boxes), input.shape[1], rows, columns
-    return scenes.feature_map(shape, input.dtype, channels_last=channels_last, seed=9), channels_last
-
-
-def _backward(make: _Make) -> _Make:
+def _backward(make: Make) -> Make:
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
         input, boxes, rows, columns, scale = make(dtype)
-        grad, channels_last = _grad(input, boxes, rows, columns)
+        grad, channels_last = gradient_like(input, len(boxes), rows, columns)
         return grad, boxes, input.shape[0], *input.shape[2:], scale, channels_last
 
     return made
 
 
-def _boxes_backward(make: _Make) -> _Make:
+def _boxes_backward(make: Make) -> Make:
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
         input, boxes, rows, columns, scale = make(dtype)
-        return _grad(input, boxes, rows, columns)[0], input, boxes, scale
+        return gradient_like(input, len(boxes), rows, columns)[0], input, boxes, scale
 
     return made
 
 
 _LARGE = (2, 256, 100, 152)
-_CASES: list[tuple[str, _Make, Any]] = [
+_CASES: list[Case] = [
     ("[2, 256, 100, 152] NHWC, 512 boxes, 7 x 7", maps(_LARGE, 512, channels_last=True), "large"),
     ("[2, 256, 100, 152] NCHW, 512 boxes, 7 x 7", maps(_LARGE, 512), "large"),
     ("[1, 32, 40, 48] NCHW, 20 boxes, 7 x 7", maps((1, 32, 40, 48), 20), "network"),
@@ -64,35 +58,11 @@ _CASES: list[tuple[str, _Make, Any]] = [
     ("a few boxes", maps((2, 5, 6, 7), 3, (2, 3)), "general"),
     ("a few boxes, NHWC", maps((2, 6, 7, 6), 3, (3, 2), channels_last=True), "general"),
     ("strange boxes", maps((1, 3, 4, 6), 0, (2, 1), scale=1.0, boxes=scenes.STRANGE_BOXES), "boundary"),
-    ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
-    ("no channels", maps((1, 0, 6, 8), 2), "boundary"),
-    ("no images", maps((0, 3, 6, 8), 0), "boundary"),
-    ("no rows", maps((1, 3, 0, 8), 2, (1, 1)), "boundary"),
-    ("one of everything", maps((1, 1, 1, 1), 1, (1, 1), scale=1.0), "boundary"),
-    ("300 channels, NHWC", maps((1, 300, 3, 3), 2, (1, 2), channels_last=True), "boundary"),
-    ("70 bins", maps((1, 3, 9, 9), 1, (7, 10)), "boundary"),
+    *small_cases(maps),
 ]  # fmt: skip
-_KINDS: tuple[tuple[str, Callable[[_Make], _Make]], ...] = (
-    (_F, lambda case: case), (_B, _backward), (_C, _boxes_backward)
-)  # fmt: skip
-SAMPLES = [
-    Sample(op, name, make(case), "network" if scale == "large" else scale,
-           (torch.float32,) if scale == "boundary" else Sample.dtypes,
-           demo=name.startswith("[1, 32, 40, 48] NCHW"), gpu_only=scale == "large")
-    for op, make in _KINDS
-    for name, case, scale in _CASES
-]  # fmt: skip
-
-
-def _sized(draw: Callable[[int], int], channels_last: bool) -> _Make:
-    return maps((draw(3), 16, draw(60), draw(60)), draw(300), channels_last=channels_last)
-
-
-SIZED = [
-    Sized(op, layout, lambda draw, make=make, layout=layout: make(_sized(draw, layout == "NHWC")))  # type: ignore[misc]
-    for op, make in _KINDS
-    for layout in ("NCHW", "NHWC")
-]
+_KINDS: Kinds = ((_F, lambda case: case), (_B, _backward), (_C, _boxes_backward))
+SAMPLES = samples(_KINDS, _CASES, "[1, 32, 40, 48] NCHW")
+SIZED = sized(_KINDS, maps)
 
 
 def _bad_calls() -> list[BadCall]:

@@ -11,19 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triops import scenes
+from triops._check import FLOATS
 from triops._dtypes import compute_dtype
-from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
+from triops._roi_samples import Case, Kinds, Make, samples, sized, small_cases
+from triops._sample import BadCall, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roi_align import roi_align, roi_align_backward, roi_align_forward
 
 _F, _B = "roi_align_forward", "roi_align_backward"
-_Make = Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def maps(
     shape: tuple[int, int, int, int], total: int, bins: tuple[int, int] = (7, 7), ratio: int = 2, *,
     aligned: bool = True, mode: str = "avg", channels_last: bool = False, scale: float = 0.25, seed: int = 0,
     boxes: list[list[float]] | None = None,
-) -> _Make:  # fmt: skip
+) -> Make:  # fmt: skip
     """Boxes of any size over and around the map, or those that are given, shared out among the images."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -34,7 +35,7 @@ def maps(
     return make
 
 
-def _backward(make: _Make) -> _Make:
+def _backward(make: Make) -> Make:
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
         input, *rest = make(dtype)
         output, *positions = roi_align_forward(input, *rest)
@@ -49,7 +50,7 @@ def _backward(make: _Make) -> _Make:
 
 
 _LARGE = (2, 256, 200, 304)  # the largest map of a feature pyramid
-_CASES: list[tuple[str, _Make, Any]] = [
+_CASES: list[Case] = [
     ("[2, 256, 200, 304] NHWC, 1,024 boxes, 7 x 7, 2 samples", maps(_LARGE, 1024, channels_last=True), "large"),
     ("[2, 256, 200, 304] NCHW, 1,024 boxes, 7 x 7, 2 samples", maps(_LARGE, 1024), "large"),
     ("[2, 256, 200, 304] NHWC, 1,024 boxes, adaptive", maps(_LARGE, 1024, ratio=0, channels_last=True), "large"),
@@ -66,32 +67,14 @@ _CASES: list[tuple[str, _Make, Any]] = [
       for mode, aligned, ratio in (("avg", True, 0), ("avg", False, 2), ("max", True, 0), ("max", True, 2))),
     ("one box on a large map, adaptive", maps((1, 3, 40, 50), 1, (1, 2), 0), "boundary"),
     ("one box on a large map, the highest", maps((1, 3, 40, 50), 1, (1, 2), 2, mode="max"), "boundary"),
-    ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
-    ("no channels", maps((1, 0, 6, 8), 2), "boundary"),
-    ("no images", maps((0, 3, 6, 8), 0), "boundary"),
-    ("no rows", maps((1, 3, 0, 8), 2, (1, 1), mode="max"), "boundary"),
-    ("one of everything", maps((1, 1, 1, 1), 1, (1, 1), 1), "boundary"),
-    ("300 channels, NHWC", maps((1, 300, 3, 3), 2, (1, 2), channels_last=True), "boundary"),
-    ("70 bins", maps((1, 3, 9, 9), 2, (7, 10), 1), "boundary"),
+    ("no rows, the highest", maps((1, 3, 0, 8), 2, (1, 1), mode="max"), "boundary"),
+    *small_cases(maps),
 ]  # fmt: skip
-SAMPLES = [
-    Sample(op, name, make(case), "network" if scale == "large" else scale,
-           (torch.float32,) if scale == "boundary" or "not aligned" in name else Sample.dtypes,
-           demo=name.startswith("[1, 64, 50, 76] NCHW"), gpu_only=scale == "large")
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for name, case, scale in _CASES
-]  # fmt: skip
-
-
-def _sized(draw: Callable[[int], int], channels_last: bool) -> _Make:
-    return maps((draw(3), 16, draw(60), draw(60)), draw(300), ratio=0, channels_last=channels_last)
-
-
-SIZED = [
-    Sized(op, layout, lambda draw, make=make, layout=layout: make(_sized(draw, layout == "NHWC")))  # type: ignore[misc]
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for layout in ("NCHW", "NHWC")
-]
+_KINDS: Kinds = ((_F, lambda case: case), (_B, _backward))
+SAMPLES = samples(
+    _KINDS, _CASES, "[1, 64, 50, 76] NCHW", dtypes=lambda name: FLOATS[:1] if "not aligned" in name else FLOATS
+)
+SIZED = sized(_KINDS, maps, ratio=0)
 
 
 def _bad_calls() -> list[BadCall]:

@@ -11,19 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triops import scenes
+from triops._check import FLOATS
 from triops._dtypes import compute_dtype
-from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
+from triops._roi_samples import Case, Kinds, Make, samples, sized, small_cases
+from triops._sample import BadCall, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roi_align_rotated import riroi_align_rotated, roi_align_rotated, roi_align_rotated_backward
 
 _F, _B = "roi_align_rotated", "roi_align_rotated_backward"
-_Make = Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def maps(
     shape: tuple[int, int, int, int], total: int, bins: tuple[int, int] = (7, 7), ratio: int = 2, *,
     aligned: bool = True, clockwise: bool = True, orientations: int = 1, channels_last: bool = False,
     scale: float = 0.125, boxes: list[list[float]] | None = None,
-) -> _Make:  # fmt: skip
+) -> Make:  # fmt: skip
     """Boxes of any size and angle over and around the map, or those that are given, shared out among the images."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -34,7 +35,7 @@ def maps(
     return make
 
 
-def _backward(make: _Make) -> _Make:
+def _backward(make: Make) -> Make:
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
         input, boxes, rows, columns, *rest = make(dtype)
         shape = len(boxes), input.shape[1], rows, columns
@@ -52,7 +53,7 @@ _STRANGE: list[list[float]] = [
     [math.nan, 0, 4, 4, 0], [2, 2, math.inf, 1, 0], [2, 2, 3, 3, math.nan], [2, 2, 3, 3, 1e6], [2, 2, 3, 3, 1e5],
     [0, 0, 3e38, 3e38, 0.7], [0, 0, 1e29, 1e29, 0.7], [5, -3, 3e5, 9e4, 2.0], [1e9, 2e9, 2e9, 4e9, -1.2],
 ]  # fmt: skip
-_CASES: list[tuple[str, _Make, Any]] = [
+_CASES: list[Case] = [
     ("[2, 256, 128, 128] NHWC, 512 boxes, 7 x 7, 2 samples", maps(_LARGE, 512, channels_last=True), "large"),
     ("[2, 256, 128, 128] NCHW, 512 boxes, 7 x 7, 2 samples", maps(_LARGE, 512), "large"),
     ("[2, 256, 128, 128] NHWC, 512 boxes, adaptive", maps(_LARGE, 512, ratio=0, channels_last=True), "large"),
@@ -66,31 +67,14 @@ _CASES: list[tuple[str, _Make, Any]] = [
     *((f"strange boxes, {'aligned' if aligned else 'not aligned'}, {ratio} samples",
        maps((1, 4, 4, 6), 0, (1, 2), ratio, aligned=aligned, scale=1.0, boxes=_STRANGE, channels_last=aligned,
             orientations=2 - aligned), "boundary") for aligned, ratio in ((True, 0), (False, 2))),
-    ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
-    ("no channels", maps((1, 0, 6, 8), 2), "boundary"),
-    ("no images", maps((0, 3, 6, 8), 0), "boundary"),
-    ("no rows", maps((1, 4, 0, 8), 2, (1, 1), orientations=4), "boundary"),
-    ("one of everything", maps((1, 1, 1, 1), 1, (1, 1), 1), "boundary"),
-    ("70 bins, 300 channels", maps((1, 300, 9, 9), 1, (7, 10), 1), "boundary"),
+    ("no rows, oriented channels", maps((1, 4, 0, 8), 2, (1, 1), orientations=4), "boundary"),
+    *small_cases(maps),
 ]  # fmt: skip
-SAMPLES = [
-    Sample(op, name, make(case), "network" if scale == "large" else scale,
-           (torch.float32,) if scale == "boundary" or "not aligned" in name else Sample.dtypes,
-           demo=name.startswith("[1, 64, 40, 48] NCHW"), gpu_only=scale == "large")
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for name, case, scale in _CASES
-]  # fmt: skip
-
-
-def _sized(draw: Callable[[int], int], channels_last: bool) -> _Make:
-    return maps((draw(3), 16, draw(60), draw(60)), draw(300), ratio=0, channels_last=channels_last)
-
-
-SIZED = [
-    Sized(op, layout, lambda draw, make=make, layout=layout: make(_sized(draw, layout == "NHWC")))  # type: ignore[misc]
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for layout in ("NCHW", "NHWC")
-]
+_KINDS: Kinds = ((_F, lambda case: case), (_B, _backward))
+SAMPLES = samples(
+    _KINDS, _CASES, "[1, 64, 40, 48] NCHW", dtypes=lambda name: FLOATS[:1] if "not aligned" in name else FLOATS
+)
+SIZED = sized(_KINDS, maps, ratio=0)
 
 
 def _bad_calls() -> list[BadCall]:

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from triops import scenes
 from triops._dtypes import compute_dtype
-from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of, compiled_mmcv
+from triops._roi_samples import Case, Kinds, Make, samples, sized, small_cases
+from triops._sample import BadCall, Standard, Work, bytes_of, compiled_mmcv
 from triops.ops.roi_pool import roi_pool, roi_pool_backward
 from triops.ops.roi_pool.reference import NONE, bins
 
 _F, _B = "roi_pool_forward", "roi_pool_backward"
-_Make = Callable[[torch.dtype], tuple[Any, ...]]
 
 
 def maps(
     shape: tuple[int, int, int, int], total: int, size: tuple[int, int] = (7, 7), *, channels_last: bool = False,
     scale: float = 0.25, boxes: list[list[float]] | None = None, rounded: bool = False,
-) -> _Make:  # fmt: skip
+) -> Make:  # fmt: skip
     """Boxes of any size over and around the map, or those that are given; `rounded` features have equal maxima."""
 
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -33,7 +33,7 @@ def maps(
     return make
 
 
-def _backward(make: _Make) -> _Make:
+def _backward(make: Make) -> Make:
     """A pixel of each bin, drawn at random, stands for its maximum: that takes no forward."""
 
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def _strange_features(dtype: torch.dtype) -> tuple[Any, ...]:
     return _NOT_FINITE[None, None].to(dtype), boxes.to(compute_dtype(dtype)), 2, 2, 1.0
 
 
-_CASES: list[tuple[str, _Make, Any]] = [
+_CASES: list[Case] = [
     ("[2, 256, 200, 304] NHWC, 1,024 boxes, 7 x 7", maps(_LARGE, 1024, channels_last=True), "large"),
     ("[2, 256, 200, 304] NCHW, 1,024 boxes, 7 x 7", maps(_LARGE, 1024), "large"),
     ("[1, 64, 50, 76] NCHW, 100 boxes, 7 x 7", maps((1, 64, 50, 76), 100), "network"),
@@ -75,32 +75,11 @@ _CASES: list[tuple[str, _Make, Any]] = [
     ("strange boxes, NHWC", maps((1, 3, 4, 6), 0, (3, 2), scale=0.5, boxes=scenes.STRANGE_BOXES, channels_last=True),
      "boundary"),
     ("features that are not finite", _strange_features, "boundary"),
-    ("no boxes", maps((1, 3, 6, 8), 0), "boundary"),
-    ("no channels", maps((1, 0, 6, 8), 2), "boundary"),
-    ("no images", maps((0, 3, 6, 8), 0), "boundary"),
-    ("no rows", maps((1, 3, 0, 8), 2, (1, 1)), "boundary"),
-    ("one of everything", maps((1, 1, 1, 1), 1, (1, 1)), "boundary"),
-    ("300 channels, NHWC", maps((1, 300, 3, 3), 2, (1, 2), channels_last=True), "boundary"),
-    ("70 bins", maps((1, 3, 9, 9), 2, (7, 10)), "boundary"),
+    *small_cases(maps),
 ]  # fmt: skip
-SAMPLES = [
-    Sample(op, name, make(case), "network" if scale == "large" else scale,
-           (torch.float32,) if scale == "boundary" else Sample.dtypes,
-           demo=name.startswith("[1, 64, 50, 76] NCHW"), gpu_only=scale == "large")
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for name, case, scale in _CASES
-]  # fmt: skip
-
-
-def _sized(draw: Callable[[int], int], channels_last: bool) -> _Make:
-    return maps((draw(3), 16, draw(60), draw(60)), draw(300), channels_last=channels_last)
-
-
-SIZED = [
-    Sized(op, layout, lambda draw, make=make, layout=layout: make(_sized(draw, layout == "NHWC")))  # type: ignore[misc]
-    for op, make in ((_F, lambda case: case), (_B, _backward))
-    for layout in ("NCHW", "NHWC")
-]
+_KINDS: Kinds = ((_F, lambda case: case), (_B, _backward))
+SAMPLES = samples(_KINDS, _CASES, "[1, 64, 50, 76] NCHW")
+SIZED = sized(_KINDS, maps)
 
 
 def _bad_calls() -> list[BadCall]:
