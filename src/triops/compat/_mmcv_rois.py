@@ -10,9 +10,10 @@ from torch import Tensor
 
 from triops._dtypes import compute_dtype
 from triops._plain import gradients, wide
-from triops._plain.deform_roi_pool import deform_roi_pool
 from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._rois import HALVES, format_of
+from triops.ops.deform_roi_pool import deform_roi_pool
+from triops.ops.deform_roi_pool import deform_roi_pool_backward as _deform_backward
 from triops.ops.prroi_pool import prroi_pool, prroi_pool_boxes_backward
 from triops.ops.prroi_pool import prroi_pool_backward as _prroi_backward
 from triops.ops.roi_align import roi_align_backward as _align_backward
@@ -122,24 +123,29 @@ def deform_roi_pool_forward(
     input: Tensor, rois: Tensor, offset: Tensor, output: Tensor, pooled_height: int, pooled_width: int,
     spatial_scale: float, sampling_ratio: int, gamma: float,
 ) -> None:  # fmt: skip
-    rules = pooled_height, pooled_width, spatial_scale, sampling_ratio, gamma
-    moved = offset.detach() if offset.numel() else None  # mmcv passes an empty tensor for none
-    output.copy_(deform_roi_pool(input.detach(), rois, moved, *rules))
+    size = pooled_height, pooled_width
+    pooled = deform_roi_pool(
+        input.detach(), _fitting(rois, input), _moves(offset, input), size, spatial_scale, sampling_ratio, gamma
+    )
+    output.copy_(pooled)
 
 
 def deform_roi_pool_backward(
     grad_output: Tensor, input: Tensor, rois: Tensor, offset: Tensor, grad_input: Tensor, grad_offset: Tensor,
     pooled_height: int, pooled_width: int, spatial_scale: float, sampling_ratio: int, gamma: float,
 ) -> None:  # fmt: skip
-    def pooled(features: Tensor, moved: Tensor | None = None) -> Tensor:
-        return deform_roi_pool(features, rois, moved, pooled_height, pooled_width, spatial_scale, sampling_ratio, gamma)
-
+    to_input, to_offset = _deform_backward(
+        grad_output.to(input.dtype), input, _fitting(rois, input), _moves(offset, input), spatial_scale, sampling_ratio,
+        gamma,
+    )
+    grad_input += to_input
     if offset.numel():
-        found = gradients(pooled, [wide(input), wide(offset)], grad_output)
-        grad_offset += found[1].to(grad_offset.dtype)
-    else:
-        found = gradients(pooled, [wide(input)], grad_output)
-    grad_input += found[0].to(grad_input.dtype)
+        grad_offset += to_offset
+
+
+def _moves(offset: Tensor, input: Tensor) -> Tensor | None:
+    """mmcv passes an empty tensor for no offset."""
+    return _fitting(offset, input).detach() if offset.numel() else None
 
 
 def prroi_pool_forward(

@@ -20,6 +20,7 @@ Values = tuple[Any, ...]
 
 UPDATES = {"batch_norm_act": ("running_mean", "running_var")}  # arguments that a function changes by design
 POOLING = {  # functions that take an `output_size`: their operator, and the places of their arguments in its own
+    "deform_roi_pool": ("deform_roi_pool", range(7)),
     "prroi_pool": ("prroi_pool", range(4)),
     "riroi_align_rotated": ("roi_align_rotated", (0, 1, 2, 3, 4, 7, 6)),
     "roi_align": ("roi_align_forward", range(7)),
@@ -116,9 +117,10 @@ def _special(name: str, function: Callable[..., Any]) -> Public | None:
         return Public(name, "points_in_boxes", "nms_rotated", parameters, _scored_boxes, function)
     if name in POOLING:
         source, places = POOLING[name]
+        at = OPERATORS[source].parameters.index("pooled_height")
         return Public(
             name, source, source, list(inspect.signature(function).parameters),
-            lambda rng, a: tuple((*a[:2], list(a[2:4]), *a[4:])[place] for place in places), function,
+            lambda rng, a: tuple((*a[:at], list(a[at : at + 2]), *a[at + 2 :])[place] for place in places), function,
         )  # fmt: skip
     if name in ("roiaware_pool3d", "roiaware_pool3d_forward"):
         parameters = ["rois", "points", "features", "out_size", "max_points_per_voxel", "mode", "z_origin", "margin"]
