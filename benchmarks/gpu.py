@@ -34,6 +34,7 @@ from triops.acceptance.timing import eager_seconds, graph_seconds
 # {operator: {case: {dtype: [must, aim]}}}, and a third number where an eager call has a bar of its own
 BARS = json.loads(Path(__file__).with_name("bars.json").read_text())
 TF32 = "float32 (TF32)"
+PEERS = ("torchvision", "mmcv")  # compiled libraries that are timed where they are installed
 
 
 def graph_us(call: Callable[[], Any]) -> float:
@@ -97,6 +98,9 @@ def measure(
         row["graph_us"] = graph_us(lambda: _without_waiting(operator, args))
     elif not operator.dynamic_output:
         row["graph_us"] = graph_us(lambda: operator(*args))
+    for peer, call in _sample.module_of(operator).baselines(operator.name).items():
+        if peer in PEERS:
+            row[f"{peer}_us"] = peer_us(call, args)
     row["floor_us"] = round(work.bytes / bandwidth * 1e6, 1)
     row["workspace_mib"] = workspace_mib(lambda: operator(*args))
     result = operator(*args)
@@ -117,6 +121,15 @@ def measure(
         if len(bar) > 2:
             row["eager_must_us"] = bar[2]
     return row
+
+
+def peer_us(call: Callable[..., Any], args: tuple[Any, ...]) -> float | None:
+    """What a peer takes, in a graph where one can hold it; None where it refuses the call."""
+    try:
+        seconds = graph_seconds(lambda: call(*args), budget=0.2)
+        return round(seconds * 1e6, 1) if seconds is not None else eager_us(lambda: call(*args))
+    except (RuntimeError, TypeError, ValueError):
+        return None
 
 
 def _without_waiting(operator: Operator, args: tuple[Any, ...]) -> Any:
