@@ -8,9 +8,11 @@ from triops._rois import empty_in_format
 SIDE = 64  # of a tile, in pixels and in channels
 
 
-def in_format(maps, channels_last, dtype=None):
-    """A copy of maps [N, C, H, W] that lie contiguous in the other format, of their dtype or another."""
-    target = empty_in_format(maps.shape, dtype or maps.dtype, maps.device, channels_last)
+def in_format(maps, channels_last, dtype=None, target=None):
+    """A copy of maps [N, C, H, W] that lie contiguous in the other format, of their dtype or another; or into `target`,
+    which lies in this one."""
+    if target is None:
+        target = empty_in_format(maps.shape, dtype or maps.dtype, maps.device, channels_last)
     if maps.numel():
         batch, channels, height, width = maps.shape
         side = _gpu.block(SIDE, interpreted=256)

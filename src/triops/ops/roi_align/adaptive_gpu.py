@@ -34,13 +34,16 @@ WARPS = 1
 MOST_BYTES = 2**28  # of the shares that are held at a time
 
 
-def forward(maps, boxes, output, spatial_scale, aligned, maps_last, output_last):
-    """Fill `output` [K, C, PH, PW] with means over `maps` [N, C, H, W]. *_last: in memory order [N, H, W, C]."""
-    _per_bin(_forward_kernel, maps, boxes, output, spatial_scale, aligned, maps_last, output_last)
+def forward(maps, boxes, output, spatial_scale, aligned, channels_last):
+    """Fill `output` [K, C, PH, PW] with means over `maps` [N, C, H, W]. channels_last: in memory order [N, H, W, C]."""
+    _per_bin(_forward_kernel, maps, boxes, output, spatial_scale, aligned, channels_last, channels_last)
 
 
 def backward(grad, boxes, given, spatial_scale, aligned, grad_last, given_last):
-    """Add the part of `given` [K, C, PH, PW] to each pixel of `grad` [N, C, H, W], of float32 or float64."""
+    """Add the part of `given` [K, C, PH, PW] to each pixel of `grad` [N, C, H, W], of float32 or float64.
+
+    *_last: in memory order [N, H, W, C].
+    """
     _per_bin(_backward_kernel, grad, boxes, given, spatial_scale, aligned, grad_last, given_last)
 
 

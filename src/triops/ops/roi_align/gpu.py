@@ -23,6 +23,7 @@ from triops._gpu.rois import (
     cut_box,
     image_of,
     neighbors,
+    output_offsets,
     over_bins,
     over_channels,
     pixel_offsets,
@@ -54,12 +55,18 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
     input = input.contiguous(memory_format=format_of(input))
 
     def launch(moved):
-        maps = in_format(input, channels_last=True) if moved else input
+        found = [output, *(positions if mode == "max" else [])]
+        maps, targets = input, found
+        if moved:  # the outputs too: lanes lie along channels, and would store NCHW one number at a time
+            maps = in_format(input, channels_last=True)
+            targets = [empty_in_format(t.shape, t.dtype, t.device, channels_last=True) for t in found]
         if sampling_ratio <= 0 and mode == "avg":
-            adaptive_gpu.forward(maps, boxes, output, spatial_scale, bool(aligned), last or moved, last)
+            adaptive_gpu.forward(maps, boxes, targets[0], spatial_scale, bool(aligned), last or moved)
         else:
-            places = positions if mode == "max" else []
-            _sample(maps, boxes, output, places, spatial_scale, sampling_ratio, bool(aligned), last or moved, last)
+            _sample(maps, boxes, targets[0], targets[1:], spatial_scale, sampling_ratio, bool(aligned), last or moved)
+        if moved:
+            for target, wanted in zip(targets, found, strict=True):
+                in_format(target, channels_last=False, target=wanted)
 
     _launch(
         launch, last, input.shape, output.shape, sampling_ratio, ("forward", input.dtype, boxes.dtype, aligned, mode)
@@ -79,16 +86,18 @@ def _launch(launch, channels_last, shape, pooled, sampling_ratio, key):
     launch(samples >= batch * height * width and samples * channels > FEW_READS)
 
 
-def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, aligned, maps_last, output_last):
+def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, aligned, channels_last):
     """Fill `output`, and where they are to be filled the positions of maxima, from samples of `maps`."""
     batch, channels, height, width = maps.shape
     _, _, rows, columns = output.shape
-    bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[maps_last][maps.element_size()], maps_last)
+    bin_block, channel_block = tile_of(
+        rows * columns, channels, NUMBERS[channels_last][maps.element_size()], channels_last
+    )
     blocks = _gpu.cdiv(rows * columns, bin_block)
     grid = boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block)
     sizes = batch, channels, height, width, rows, columns, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0)
-    options = {"ALIGNED": aligned, "CHANNELS_LAST": maps_last, "OUTPUT_LAST": output_last, "BINS": bin_block,
-               "CHANNELS": channel_block, "num_warps": 1, "enable_fp_fusion": False}  # fmt: skip
+    options = {"ALIGNED": aligned, "CHANNELS_LAST": channels_last, "BINS": bin_block, "CHANNELS": channel_block,
+               "num_warps": 1, "enable_fp_fusion": False}  # fmt: skip
     if positions:
         _maximum_kernel[grid](maps, boxes, output, *positions, *sizes, ADAPTIVE=sampling_ratio <= 0, **options)
     else:
@@ -161,8 +170,7 @@ def _axis(
 @_gpu.kernel(specialize=("channels",))
 def _mean_kernel(
     input, boxes, output, batch, channels, height, width, rows, columns, blocks, scale, ratio,
-    ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, OUTPUT_LAST: tl.constexpr, BINS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The mean over `ratio` x `ratio` samples. It is bound by its instructions, so rows are found once per row."""
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
@@ -196,9 +204,7 @@ def _mean_kernel(
             result = _add(result, part_y * part_x, lower + right, mask, CHANNELS_LAST)
     one = tl.cast(1.0, REAL)
     result *= divide(one, tl.maximum(samples.to(REAL) * samples.to(REAL), one))
-    to = bin_offsets(
-        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, OUTPUT_LAST
-    )
+    to = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
     tl.store(output + to, result.to(output.dtype.element_ty), mask=valid)
 
 
@@ -212,8 +218,8 @@ def _add(result, weight, pixels, mask, CHANNELS_LAST: tl.constexpr):
 @_gpu.kernel(specialize=("channels",))
 def _maximum_kernel(
     input, boxes, output, argmax_y, argmax_x, batch, channels, height, width, rows, columns, blocks, scale, ratio,
-    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, OUTPUT_LAST: tl.constexpr,
-    BINS: tl.constexpr, CHANNELS: tl.constexpr,
+    ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, CHANNELS_LAST: tl.constexpr, BINS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The highest sample of each bin, and where it lies: the bits of the reference, so nothing is fused."""
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
@@ -266,9 +272,7 @@ def _maximum_kernel(
         result = tl.where(behind, 0.0, result)
         best_y = tl.where(behind, OFF, best_y)
         best_x = tl.where(behind, OFF, best_x)
-    to = bin_offsets(
-        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, OUTPUT_LAST
-    )
+    to = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
     behind = over_bins((end_y < samples_y) & as_mask(some, end_y), CHANNELS_LAST) & (result < 0.0)
     result = tl.where(behind, 0.0, result)
     tl.store(argmax_y + to, tl.where(behind, OFF, best_y), mask=valid)
