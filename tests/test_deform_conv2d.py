@@ -142,9 +142,9 @@ def test_autocast_casts_all_but_the_offset() -> None:
 @pytest.mark.parametrize("special", [False, True])
 def test_float32_in_products_of_bfloat16(precision: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies exactly what the tensor cores would get, so the splitting shows here too."""
-    from triops.ops.deform_conv2d import gpu
+    from triops.ops.deform_conv2d import sampling_gpu
 
-    monkeypatch.setattr(gpu, "precision_of", lambda dtype: precision)
+    monkeypatch.setattr(sampling_gpu, "precision_of", lambda dtype: precision)
     input, offset, weight, mask, bias, *steps = convolution((1, 20, 5, 6), 24, (1, 2), seed=4)(torch.float32)
     if special:
         input[0, 3, 2, 2], input[0, 5, 4, 1], weight[2, 4], weight[3, 6] = math.inf, math.nan, math.inf, 0.0
@@ -162,7 +162,20 @@ def test_float32_in_products_of_bfloat16(precision: str, special: bool, monkeypa
             assert torch.equal(g.isnan(), e.isnan())
             assert torch.equal(g[g.isinf()], e[e.isinf()])
             difference = torch.where(e.isfinite(), g - e, 0).abs().max()
-            assert difference <= 1e-4 * torch.where(e.isfinite(), e, 0).abs().max()
+            assert difference <= 1e-3 * torch.where(e.isfinite(), e, 0).abs().max()
+
+
+@pytest.mark.parametrize("few", [0, 10**6])
+def test_programs_of_a_gpu_may_share_the_taps_of_a_tile(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.ops.deform_conv2d import forward_gpu
+
+    monkeypatch.setattr(forward_gpu, "FEW", few)
+    for channels_last in (False, True):
+        args = convolution((2, 12, 5, 6), 20, (2, 2), groups=2, offset_groups=3, channels_last=channels_last)(
+            torch.float32
+        )
+        got, expected = (run(backend, "deform_conv2d", args) for backend in ("gpu", "reference"))
+        torch.testing.assert_close(got.cpu(), expected)
 
 
 def _several(tensors: Any) -> Any:
@@ -170,14 +183,15 @@ def _several(tensors: Any) -> Any:
 
 
 def test_the_weight_gradient_of_a_gpu_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triops.ops.deform_conv2d import gpu
+    from triops.ops.deform_conv2d import backward_gpu
 
-    monkeypatch.setattr(gpu._gpu, "block", lambda size, interpreted: size)  # blocks as on a GPU: more than one part
+    # blocks as on a GPU: more than one part
+    monkeypatch.setattr(backward_gpu._gpu, "block", lambda size, interpreted: size)
     input, offset, weight, mask, _, *steps = convolution((2, 16, 9, 11), 8, (1, 1), padding=0)(torch.float32)
-    gpu._weight_config.cache_clear()
+    backward_gpu._weight_config.cache_clear()
     args = torch.ones(2, 8, 9, 11), input, offset, weight, mask, *steps, False, True
     got, expected = (run(backend, "deform_conv2d_backward", args)[3] for backend in ("gpu", "reference"))
-    gpu._weight_config.cache_clear()
+    backward_gpu._weight_config.cache_clear()
     torch.testing.assert_close(got.cpu(), expected)
 
 

@@ -37,6 +37,9 @@ def hopper():
 @triton.jit
 def round_to_tf32(value):
     """To the nearest: a tensor core cuts off what TF32 does not hold, which errs more than twice as much."""
+    if INTERPRETED:
+        bits = (value.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
+        return tl.where(tl.abs(value) < float("inf"), bits.to(tl.float32, bitcast=True), value)
     return tl.inline_asm_elementwise(
         "cvt.rna.tf32.f32 $0, $1;", "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1
     )
