@@ -125,6 +125,7 @@ def neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tens
 
     Up to one pixel off the map a position reads the border pixel. Further away, and where it is NaN, it is off.
     """
+    size = int(size) if isinstance(size, Tensor) else size  # as sizes are, on the CPU, while TorchScript traces
     on_map = (position >= -1) & (position <= size)
     place = torch.where(on_map, position, 0.0).clamp(0, size - 1)
     low = place.long().clamp(max=size - 1)
