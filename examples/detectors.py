@@ -250,7 +250,7 @@ def draw(points: Tensor, truth: Any, found: Any, title: str, file: Path) -> None
             axis.plot(corners[:, 0], corners[:, 1], color=color, lw=width, label=label)
     axis.set(aspect="equal", xlabel="x, m", ylabel="y, m", title=title)
     axis.set(xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
-    axis.legend(loc="upper right", markerscale=8)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2, frameon=False)  # hides nothing
     figure.savefig(file, dpi=110, metadata={"Software": None})
     plt.close(figure)
 
