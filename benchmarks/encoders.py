@@ -1,6 +1,8 @@
 """Whole sparse networks on a GPU, triops plain, fused and captured against spconv: time, launches and memory.
 
-    python benchmarks/encoders.py [--json FILE] [--quick]
+    python benchmarks/encoders.py [--json FILE] [--only WORDS]
+    python benchmarks/encoders.py --first           # seconds of a first inference; TRITON_CACHE_DIR says how cold it is
+    python benchmarks/encoders.py --counts 1000     # random numbers of sites: captured is eager, and nothing compiles
 
 The encoder of SECOND (12 convolutions with batch norm and ReLU, 4 stages), a residual one and a UNet, the same weights
 and voxels for every library. Wall time is one synchronised call, median of interleaved rounds; GPU time and launches
@@ -195,7 +197,9 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
         ("UNet training amp", UNet, 185_219, 4, True, True),
     ]
     found = []
-    for name, make, count, batch, half, train in plans[:4] if options.quick else plans:
+    for name, make, count, batch, half, train in plans:
+        if options.only not in name:
+            continue
         sites = voxels(count, batch)
         cases: dict[str, Case] = {}
         state: dict[str, Any] | None = None
@@ -253,15 +257,78 @@ def busy(case: Case) -> tuple[float, int]:
     return round(sum(event.device_time for event in kernels) / 1e3, 3), len(kernels)
 
 
+def first() -> None:
+    """Seconds of the first inference of a process, and of the second."""
+    library = importlib.import_module("triops.spconv.pytorch")
+    network = second(library).cuda().half().eval()
+    sites = _random_sites(19_414)
+    torch.cuda.synchronize()
+    for words in ("first inference", "second"):
+        start = time.perf_counter()
+        with torch.no_grad():
+            network(library.SparseConvTensor(_features(sites), sites, SHAPE, 1))
+        torch.cuda.synchronize()
+        print(f"{words}: {time.perf_counter() - start:.3f} s", flush=True)
+
+
+def counts(number: int) -> None:
+    """SECOND's encoder over random numbers of sites: compilations after the first call, captured against eager."""
+    from triton.compiler import compiler
+
+    compiled: list[str] = []
+    known = compiler.CompiledKernel.__init__
+
+    def note(self: Any, *args: Any, **options: Any) -> None:
+        known(self, *args, **options)
+        compiled.append(self.metadata.name)
+
+    library = importlib.import_module("triops.spconv.pytorch")
+    torch.manual_seed(0)
+    case = Case(library, second, _random_sites(50_000), 1, True, False, None)
+    network = triops.nn.fuse(case.network)
+    fast = triops.nn.capture(network, [case.tensor()])
+    fast(case.tensor())
+    case()
+    compiler.CompiledKernel.__init__ = note
+    different = []
+    for done, count in enumerate(torch.randint(1, 300_001, (number,)).tolist(), 1):
+        sites = _random_sites(count)
+        case.features, case.sites = _features(sites), sites
+        with torch.no_grad():
+            case.network(case.tensor())
+            if not torch.equal(fast(case.tensor()), network(case.tensor())):
+                different.append(count)
+        if done % 100 == 0 or done == number:
+            print(f"{done} counts: {len(compiled)} compilations after the first {compiled}, "
+                  f"captured differs from eager for {len(different)} {different[:5]}", flush=True)  # fmt: skip
+
+
+def _random_sites(count: int) -> torch.Tensor:
+    """As many random voxels, some of them more than once, of a part of the grid: int32 [count, 4] on the GPU."""
+    return torch.stack([torch.randint(0, size, (count,)) for size in (1, SHAPE[0], 400, 400)], 1).int().cuda()
+
+
+def _features(sites: torch.Tensor) -> torch.Tensor:
+    return torch.randn(len(sites), 4, device=sites.device, dtype=torch.float16)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true", help="inference only")
+    parser.add_argument("--only", default="", help="rows whose name holds this, such as inference or training amp")
+    parser.add_argument("--first", action="store_true", help="time a first inference and no more")
+    parser.add_argument("--counts", type=int, help="so many random numbers of sites and no more")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/encoders.py needs a GPU")
         return 0
     torch.backends.cuda.matmul.allow_tf32 = False
+    if options.first:
+        first()
+        return 0
+    if options.counts:
+        counts(options.counts)
+        return 0
     found = rows(options)
     if options.json:
         machine = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}

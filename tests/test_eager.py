@@ -332,6 +332,23 @@ def test_a_backward_asks_only_for_what_is_needed(monkeypatch: pytest.MonkeyPatch
     assert called == ["sparse_conv", "sparse_conv_backward_weight"]
 
 
+def test_a_plain_backward_is_not_checked_again_and_any_other_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    for name in ("sparse_conv", "sparse_conv_backward_weight"):
+        operator = OPERATORS[name]
+        check = operator.check
+        monkeypatch.setattr(operator, "_passed", {})
+        monkeypatch.setattr(operator, "check", lambda *a, n=name, c=check: (checked.append(n), c(*a)))
+    rulebook = triops.Rulebook.submanifold(torch.tensor([[0, 2], [0, 3]]), 1, 8, 3)
+    features, weight = torch.ones(2, 1, requires_grad=True), torch.ones(1, 3, 1, requires_grad=True)
+    out = triops.sparse_conv(features, weight, rulebook)
+    plain = torch.autograd.grad(out.sum(), (features, weight), retain_graph=True)
+    assert checked == ["sparse_conv"]
+    recorded = torch.autograd.grad(out.sum(), (features, weight), create_graph=True)
+    assert checked == ["sparse_conv", "sparse_conv_backward_weight", "sparse_conv"]
+    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
+
+
 # Checks that are remembered
 
 

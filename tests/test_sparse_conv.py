@@ -58,7 +58,7 @@ def parameters(kernel: list[int], channels_in: int, channels_out: int, rows: int
 
 def gradient_arguments(features: Tensor, grad: Tensor, book: Rulebook, flip: bool = False) -> tuple[Any, ...]:
     tables = book.tables
-    return features, grad, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
+    return features, grad, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs, False
 
 
 @st.composite

@@ -23,7 +23,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 from triops import _eager, _environment
-from triops._schema import Signature
+from triops._schema import Signature, is_plain
 
 log = logging.getLogger("triops")
 _lib = torch.library.Library("triops", "DEF")
@@ -90,6 +90,19 @@ class Operator:
             return self.overload(*args) if _eager.below_autograd() else self._apply(*args, run)
         return run(*args)
 
+    def of_backward(self, *args: Any) -> Any:
+        """A call that a backward makes, not checked again where it is plain and no gradient of it is wanted.
+
+        Autograd has compared the gradient, one of the first two arguments, with the output that it belongs to, and the
+        other arguments are those of the forward, which were checked.
+        """
+        if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and _eager.plain():
+            first, second = args[0], args[1]
+            run = self._runs.get(first.device.type)
+            if run is not None and is_plain(first) and is_plain(second):
+                return run(*args)
+        return self(*args)
+
     def __repr__(self) -> str:
         return f"<operator triops::{self.name}>"
 
@@ -126,14 +139,16 @@ class Operator:
     def _runner(self, backend: str) -> Callable[..., Any]:
         """Behind every check: choose, log, run."""
 
+        several = _several_gpus if backend == "gpu" else bool
+
         def run(*args: Any) -> Any:
             forced = _forced_reference.get()
-            kernel = self.reference if forced else self.kernel(backend)
+            kernel = self.reference if forced else self._kernels.get(backend) or self.kernel(backend)
             if log.isEnabledFor(logging.DEBUG):
                 why = "forced" if forced else "fallback" if kernel is self.reference else "device"
                 used = "reference" if kernel is self.reference else backend
                 log.debug("%s(%s) -> %s (%s)", self.name, describe(self.parameters, args), used, why)
-            if backend == "gpu" and _several_gpus():
+            if several():
                 with torch.cuda.device(_device_of(args)):  # Triton launches on the current device, not the tensors'
                     return kernel(*args) if recorder is None else recorder(self, kernel, args)
             return kernel(*args) if recorder is None else recorder(self, kernel, args)
@@ -248,11 +263,11 @@ def _function(
     one: list[bool] = []  # what `_one_is_differentiable` found
 
     def forward(ctx: Any, *args: Any) -> Any:
-        *inputs, run = args
-        output = run(*inputs)
+        inputs = args[:-1]
+        output = args[-1](*inputs)
         ctx.forced_reference = _forced_reference.get()
         if setup_context is not None:
-            setup_context(ctx, tuple(inputs), output)
+            setup_context(ctx, inputs, output)
         if not one:
             one.append(_one_is_differentiable(ctx, output))
         if one[0]:  # else autograd fills gradients of zeros for indices and the like, a launch each

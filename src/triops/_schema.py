@@ -6,7 +6,7 @@ Both are read from one table, by the annotations of the reference.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
@@ -63,8 +63,7 @@ class Signature:
         self._kinds = tuple(self._kind(hints[name]) for name in self.parameters)
         places = list(enumerate(self._kinds))
         self.tensors = tuple(i for i, kind in places if kind.exact is Tensor)
-        self._values = tuple((i, kind.exact) for i, kind in places if kind.exact is not Tensor and not kind.entries)
-        self._lists = tuple((i, kind.exact) for i, kind in places if kind.entries)
+        self.key = _key_function(self._kinds)
 
         returned = [self._kind(hint).schema for hint in get_args(hints["return"]) or (hints["return"],)]
         taken = ", ".join(f"{kind.schema} {name}" for kind, name in zip(self._kinds, self.parameters, strict=True))
@@ -74,39 +73,6 @@ class Signature:
         if hint not in KINDS:
             raise TypeError(f"{self.name}: no operator can take or return {hint}")
         return KINDS[hint]
-
-    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """All of a call that a check may look at: shapes, dtypes and devices of dense tensors, and plain values.
-
-        None where PyTorch's dispatcher or `accepted` has to see the arguments first: tensor subclasses, tensors that
-        are not dense or not what lies at their address, and values that are not of the very type that a kernel gets.
-        """
-        key: list[Any] = []
-        for position in self.tensors:
-            tensor = args[position]
-            kind = type(tensor)
-            if kind is Tensor or kind is Parameter:
-                if tensor.is_neg() or tensor._is_zerotensor() or not has_storage(tensor):
-                    return None
-                key += (tensor.shape, tensor.dtype, tensor.device)
-            elif tensor is None:
-                key.append(None)
-            else:
-                return None
-        for position, exact in self._values:
-            value = args[position]
-            if type(value) is not exact:
-                return None
-            key.append(value)
-        for position, exact in self._lists:
-            values = args[position]
-            if type(values) is not list:
-                return None
-            for entry in values:
-                if type(entry) is not exact:
-                    return None
-            key.append(tuple(values))
-        return tuple(key)
 
     def accepted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments as the dispatcher takes them, or a TypeError that names the one it would not take."""
@@ -133,6 +99,52 @@ class Signature:
                 floats = [as_float(n) if type(n) is int else n for n in (value if kind.entries else (value,))]
                 args = (*args[:position], floats if kind.entries else floats[0], *args[position + 1 :])
         return args
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is of no subclass, dense, and what lies at its address."""
+    return (
+        type(tensor) in (Tensor, Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_neg() or tensor._is_zerotensor())
+        and has_storage(tensor)
+    )
+
+
+_TENSOR_KEY = """
+    kind = type({name})
+    if kind is Tensor or kind is Parameter:
+        if {name}.is_neg() or {name}._is_zerotensor() or not has_storage({name}):
+            return None
+        {name} = {name}.shape, {name}.dtype, {name}.device
+    elif {name} is not None:
+        return None"""
+_VALUE_KEY = """
+    if type({name}) is not {type}:
+        return None"""
+_LIST_KEY = """
+    if type({name}) is not list or any([type(entry) is not {type} for entry in {name}]):
+        return None
+    {name} = tuple({name})"""
+
+
+def _key_function(kinds: Sequence[Kind]) -> Callable[[tuple[Any, ...]], tuple[Any, ...] | None]:
+    """`key(args)`: all of a call that a check may look at: shapes, dtypes and devices of tensors, and plain values.
+
+    None where PyTorch's dispatcher or `accepted` has to see the arguments first: tensor subclasses, tensors that
+    are not dense or not what lies at their address, and values that are not of the very type that a kernel gets.
+
+    Its code is written out for the kinds of the parameters: every eager call runs it, and loops take twice as long.
+    """
+    names = [f"a{i}" for i in range(len(kinds))]
+    source = f"def key(args):\n    {', '.join(names)}, = args"
+    for name, kind in zip(names, kinds, strict=True):
+        text = _TENSOR_KEY if kind.exact is Tensor else _LIST_KEY if kind.entries else _VALUE_KEY
+        source += text.format(name=name, type=kind.exact.__name__)
+    source += f"\n    return {', '.join(names)},"
+    scope: dict[str, Any] = {"Tensor": Tensor, "Parameter": Parameter, "has_storage": has_storage}
+    exec(source, scope)
+    return scope["key"]  # type: ignore[no-any-return]
 
 
 def _is(value: Any, types: tuple[type, ...]) -> bool:

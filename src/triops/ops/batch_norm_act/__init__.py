@@ -67,8 +67,7 @@ def batch_norm_act(
         features, weight, bias, running_mean, running_var, active, training, momentum, eps, activation, alpha
     )
     if training and running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            torch._foreach_copy_([running_mean, running_var], list(running.unbind()))
+        torch._foreach_copy_((running_mean, running_var), running.unbind())  # neither has a gradient
     return out  # type: ignore[no-any-return]
 
 
@@ -155,7 +154,7 @@ def _backward(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[An
     features, weight, bias, statistics, active = ctx.saved_tensors
     if grad is None:
         return (None,) * 11
-    of_features, of_weight, of_bias = _batch_norm_act_backward(
+    of_features, of_weight, of_bias = _batch_norm_act_backward.of_backward(
         grad, features, weight, bias, statistics, active, ctx.training, ctx.activation, ctx.alpha
     )
     of_weight = None if weight is None else of_weight.to(weight.dtype)

@@ -1,5 +1,6 @@
-"""batch_norm_act on GPU: partial results of fixed blocks of rows, one program that joins them, and one pass over rows,
-which is all where statistics are known.
+"""batch_norm_act on GPU: partial results of fixed blocks of rows, and one pass over rows, which is all where statistics
+are known. Every program of that pass joins the partial results by itself: there are few programs, and the host time of
+a launch more is what a training step waits for.
 
 A block's mean and its squared deviations from it are merged with those before (Chan's formula), so that a large mean
 takes no digits from the variance, and every run gives the same bits.
@@ -16,7 +17,8 @@ from triops._gpu.activations import activate, slope
 from triops._gpu.arithmetic import from_bits
 
 MOST_PARTS = 256  # enough to fill a GPU
-PART_ROWS = _gpu.block(64, interpreted=1024)  # rows at a time
+PART_ROWS = _gpu.block(64, interpreted=1024)  # rows at a time, of what is summed up
+ELEMENTS, APPLY_WARPS = _gpu.block(4096, interpreted=65536), 8  # at a time, of what is not
 MOST_CHANNELS = 64  # per program
 JOINED = _gpu.block(32, interpreted=MOST_PARTS)  # parts at a time
 
@@ -25,35 +27,32 @@ def batch_norm_act(
     features, weight, bias, running_mean, running_var, active, training, share, eps, activation, alpha
 ):  # fmt: skip
     rows, channels = features.shape
-    real = compute_dtype(features.dtype)
+    real, device = compute_dtype(features.dtype), features.device
     features = features.contiguous()
     out = torch.empty_like(features)
-    statistics = torch.empty((2, channels), dtype=real, device=features.device)
-    running = torch.empty((2 if training else 0, channels), dtype=real, device=features.device)
+    statistics = torch.empty((2, channels), dtype=real, device=device)
+    running = torch.empty((2 if training else 0, channels), dtype=real, device=device)
     if channels == 0:
         return out, statistics, running
     block, across = _across(channels)
-    parts, part, length = statistics, 0, 0
-    if training:
-        part, length = _parts(rows)
-        parts = torch.empty((max(part, 1), 2, channels), dtype=real, device=features.device)
-        if part > 0:
-            _moments_kernel[(part * across,)](
-                features, _or(active, parts), parts, rows, length, channels,
-                COUNTED=active is not None, ROWS=PART_ROWS, CHANNELS=block, num_warps=4,
-            )  # fmt: skip
-        _join_moments_kernel[(across,)](
-            parts, _or(active, parts), _or(running_mean, parts), _or(running_var, parts), statistics, running, rows,
-            part, length, channels, _gpu.bits_of(share), _gpu.bits_of(eps),
-            COUNTED=active is not None, KNOWN=running_mean is not None, JOINED=JOINED, CHANNELS=block, num_warps=4,
+    at_once = ELEMENTS // block
+    part, length = _parts(rows) if training else (_gpu.cdiv(rows, at_once), at_once)
+    programs = max(part, 1) * across  # the first of each channel pass the statistics on, whether there are rows or not
+    parts = torch.empty((max(part, 1), 2, channels), dtype=real, device=device) if training else statistics
+    counted, active = active is not None, _or(active, parts)
+    if training and part > 0:
+        _moments_kernel[(programs,)](
+            features, active, parts, rows, length, channels,
+            COUNTED=counted, ROWS=PART_ROWS, CHANNELS=block, num_warps=4,
         )  # fmt: skip
-    if rows > 0 or not training:
-        _apply_kernel[(max(_gpu.cdiv(rows, PART_ROWS), 1) * across,)](
-            features, _or(weight, parts), _or(bias, parts), _or(running_mean, parts), _or(running_var, parts),
-            statistics, _or(active, parts), out, rows, channels, _gpu.bits_of(alpha), _gpu.bits_of(eps),
-            KNOWN=not training, WEIGHT=weight is not None, BIAS=bias is not None, COUNTED=active is not None,
-            ACTIVATION=ACTIVATIONS.index(activation), ROWS=PART_ROWS, CHANNELS=block, num_warps=4,
-        )  # fmt: skip
+    _apply_kernel[(programs,)](
+        features, _or(weight, parts), _or(bias, parts), _or(running_mean, parts), _or(running_var, parts), parts,
+        statistics, running if training else statistics, active, out, rows, part, length, channels,
+        _gpu.bits_of(alpha), _gpu.bits_of(eps), _gpu.bits_of(share),
+        TRAINING=training, RUNNING=running_mean is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        COUNTED=counted, ACTIVATION=ACTIVATIONS.index(activation), ROWS=at_once, JOINED=JOINED, CHANNELS=block,
+        num_warps=APPLY_WARPS,
+    )  # fmt: skip
     return out, statistics, running
 
 
@@ -61,26 +60,24 @@ def batch_norm_act_backward(grad, features, weight, bias, statistics, active, tr
     rows, channels = features.shape
     features, grad = features.contiguous(), grad.contiguous()
     result = torch.empty_like(features)
-    grad_weight, grad_bias = (torch.empty(channels, dtype=statistics.dtype, device=grad.device) for _ in range(2))
-    if channels == 0:
-        return result, grad_weight, grad_bias
-    block, across = _across(channels)
-    part, length = _parts(rows)
-    parts = torch.empty((max(part, 1), 2, channels), dtype=statistics.dtype, device=grad.device)
-    options = {
-        "WEIGHT": weight is not None, "BIAS": bias is not None, "COUNTED": active is not None,
-        "ACTIVATION": ACTIVATIONS.index(activation), "ROWS": PART_ROWS, "CHANNELS": block, "num_warps": 4,
-    }  # fmt: skip
-    tensors = grad, features, _or(weight, parts), _or(bias, parts), statistics.contiguous(), _or(active, parts)
-    if part > 0:
-        _sums_kernel[(part * across,)](*tensors, parts, rows, length, channels, _gpu.bits_of(alpha), **options)
-    _join_sums_kernel[(across,)](
-        parts, grad_weight, grad_bias, part, channels, JOINED=JOINED, CHANNELS=block, num_warps=4
-    )
-    if rows > 0:
-        _gradient_kernel[(_gpu.cdiv(rows, PART_ROWS) * across,)](
-            *tensors, grad_weight, grad_bias, result, rows, channels, _gpu.bits_of(alpha), TRAINING=training, **options
-        )
+    grad_weight = torch.empty(channels, dtype=statistics.dtype, device=grad.device)
+    grad_bias = torch.empty_like(grad_weight)
+    if channels > 0:
+        block, across = _across(channels)
+        part, length = _parts(rows)
+        parts = torch.empty((max(part, 1), 2, channels), dtype=statistics.dtype, device=grad.device)
+        options = {
+            "WEIGHT": weight is not None, "BIAS": bias is not None, "COUNTED": active is not None,
+            "ACTIVATION": ACTIVATIONS.index(activation), "CHANNELS": block,
+        }  # fmt: skip
+        tensors = grad, features, _or(weight, parts), _or(bias, parts), statistics.contiguous(), _or(active, parts)
+        numbers = rows, part, length, channels, _gpu.bits_of(alpha)
+        if part > 0:
+            _sums_kernel[(part * across,)](*tensors, parts, *numbers, **options, ROWS=PART_ROWS, num_warps=4)
+        _gradient_kernel[(max(part, 1) * across,)](
+            *tensors, parts, grad_weight, grad_bias, result, *numbers,
+            **options, TRAINING=training, ROWS=ELEMENTS // block, JOINED=JOINED, num_warps=APPLY_WARPS,
+        )  # fmt: skip
     return result, grad_weight, grad_bias
 
 
@@ -107,7 +104,7 @@ def _rows_that_count(active, rows, COUNTED: tl.constexpr):
 
 
 @triton.jit
-def _place(length, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def _place(length, channels, CHANNELS: tl.constexpr):
     """-> the part and its first row, the channels and which exist"""
     across = (channels + CHANNELS - 1) // CHANNELS
     part = tl.program_id(0) // across
@@ -121,7 +118,7 @@ def _moments_kernel(
     COUNTED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = parts.dtype.element_ty
-    part, first, channel, exists = _place(length, channels, ROWS, CHANNELS)
+    part, first, channel, exists = _place(length, channels, CHANNELS)
     last = tl.minimum(first + length, _rows_that_count(active, rows, COUNTED))
     mean = tl.zeros((CHANNELS,), REAL)
     squares = tl.zeros((CHANNELS,), REAL)
@@ -142,25 +139,19 @@ def _moments_kernel(
     tl.store(at + channels, squares, exists)
 
 
-@_gpu.kernel(specialize=("channels",))
-def _join_moments_kernel(
-    parts, active, running_mean, running_var, statistics, running, rows, count, length, channels,
-    share_bits: tl.int64, eps_bits: tl.int64,
-    COUNTED: tl.constexpr, KNOWN: tl.constexpr, JOINED: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    REAL: tl.constexpr = statistics.dtype.element_ty
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    counted = _rows_that_count(active, rows, COUNTED)
+@triton.jit
+def _joined_moments(parts, counted, count, length, channels, channel, exists, JOINED: tl.constexpr):
+    """-> mean, and squared deviations from it, of all rows that count"""
+    REAL: tl.constexpr = parts.dtype.element_ty
     total = tl.maximum(counted, 1).to(REAL)
-    mean = tl.zeros((CHANNELS,), REAL)
+    mean = tl.zeros(channel.shape, REAL)
     for begin in range(0, count, JOINED):
         part = begin + tl.arange(0, JOINED)
         size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
         at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
         mask = (part < count)[:, None] & exists[None, :]
         mean += tl.sum(tl.load(at, mask, 0.0) * (size / total)[:, None], 0)
-    squares = tl.zeros((CHANNELS,), REAL)
+    squares = tl.zeros(channel.shape, REAL)
     for begin in range(0, count, JOINED):
         part = begin + tl.arange(0, JOINED)
         size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
@@ -168,10 +159,17 @@ def _join_moments_kernel(
         mask = (part < count)[:, None] & exists[None, :]
         apart = tl.where(mask, tl.load(at, mask, 0.0) - mean[None, :], 0.0)
         squares += tl.sum(tl.load(at + channels, mask, 0.0) + apart * apart * size[:, None], 0)
-    variance = squares / total
+    return mean, squares
+
+
+@triton.jit
+def _pass_on(running_mean, running_var, running, mean, squares, counted, share_bits, channels, channel, exists,
+             RUNNING: tl.constexpr):  # fmt: skip
+    """The new running values."""
+    REAL: tl.constexpr = running.dtype.element_ty
     unbiased = squares / tl.maximum(counted - 1, 1).to(REAL)
     new_mean, new_var = mean, unbiased
-    if KNOWN:
+    if RUNNING:
         before_mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
         before_var = tl.load(running_var + channel, exists, 0.0).to(REAL)
         share = from_bits(share_bits, REAL) * tl.minimum(counted, 1).to(REAL)
@@ -179,8 +177,6 @@ def _join_moments_kernel(
         new_var = before_var + (unbiased - before_var) * share
     tl.store(running + channel, new_mean, exists)
     tl.store(running + channels + channel, new_var, exists)
-    tl.store(statistics + channel, mean, exists)
-    tl.store(statistics + channels + channel, 1.0 / tl.sqrt(variance + from_bits(eps_bits, REAL)), exists)
 
 
 @triton.jit
@@ -201,30 +197,35 @@ def _normal(features, weight, bias, mean, inverse, at, mask, channel, exists, WE
 
 @_gpu.kernel(specialize=("channels",))
 def _apply_kernel(
-    features, weight, bias, running_mean, running_var, statistics, active, out, rows, channels, alpha_bits: tl.int64,
-    eps_bits: tl.int64,
-    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    features, weight, bias, running_mean, running_var, parts, statistics, running, active, out, rows, count, length,
+    channels, alpha_bits: tl.int64, eps_bits: tl.int64, share_bits: tl.int64,
+    TRAINING: tl.constexpr, RUNNING: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr,
+    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, JOINED: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    _, first, channel, exists = _place(ROWS, channels, ROWS, CHANNELS)
-    row = first + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & exists[None, :]
-    counted = (row < _rows_that_count(active, rows, COUNTED))[:, None] & exists[None, :]
-    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    if KNOWN:  # the running statistics are those to use: the first program of each channel passes them on
-        REAL: tl.constexpr = statistics.dtype.element_ty
+    REAL: tl.constexpr = statistics.dtype.element_ty
+    part, first, channel, exists = _place(length, channels, CHANNELS)
+    counted = _rows_that_count(active, rows, COUNTED)
+    if TRAINING:
+        mean, squares = _joined_moments(parts, counted, count, length, channels, channel, exists, JOINED)
+        variance = squares / tl.maximum(counted, 1).to(REAL)
+    else:
         mean = tl.load(running_mean + channel, exists, 0.0).to(REAL)
         variance = tl.load(running_var + channel, exists, 0.0).to(REAL)
-        inverse = 1.0 / tl.sqrt(variance + from_bits(eps_bits, REAL))
-        if first == 0:
-            tl.store(statistics + channel, mean, exists)
-            tl.store(statistics + channels + channel, inverse, exists)
-    else:
-        mean = tl.load(statistics + channel, exists, 0.0)
-        inverse = tl.load(statistics + channels + channel, exists, 0.0)
-    _, z, _ = _normal(features, weight, bias, mean, inverse, at, counted, channel, exists, WEIGHT, BIAS)
-    value = activate(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
-    tl.store(out + at, tl.where(counted, value, 0.0).to(out.dtype.element_ty), inside)
+    inverse = 1.0 / tl.sqrt(variance + from_bits(eps_bits, REAL))
+    if part == 0:
+        tl.store(statistics + channel, mean, exists)
+        tl.store(statistics + channels + channel, inverse, exists)
+        if TRAINING:
+            _pass_on(running_mean, running_var, running, mean, squares, counted, share_bits, channels, channel, exists,
+                     RUNNING)  # fmt: skip
+    for begin in range(first, tl.minimum(first + length, rows), ROWS):
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < tl.minimum(first + length, rows))[:, None] & exists[None, :]
+        counts = (row < counted)[:, None] & inside
+        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        _, z, _ = _normal(features, weight, bias, mean, inverse, at, counts, channel, exists, WEIGHT, BIAS)
+        value = activate(z, from_bits(alpha_bits, z.dtype), ACTIVATION)
+        tl.store(out + at, tl.where(counts, value, 0.0).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -240,11 +241,11 @@ def _outer(grad, features, weight, bias, statistics, at, mask, channel, channels
 
 @_gpu.kernel(specialize=("channels",))
 def _sums_kernel(
-    grad, features, weight, bias, statistics, active, parts, rows, length, channels, alpha_bits: tl.int64,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr, ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    grad, features, weight, bias, statistics, active, parts, rows, count, length, channels, alpha_bits: tl.int64,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    part, first, channel, exists = _place(length, channels, ROWS, CHANNELS)
+    part, first, channel, exists = _place(length, channels, CHANNELS)
     last = tl.minimum(first + length, _rows_that_count(active, rows, COUNTED))
     of_weight = tl.zeros((CHANNELS,), parts.dtype.element_ty)
     of_bias = tl.zeros((CHANNELS,), parts.dtype.element_ty)
@@ -263,46 +264,46 @@ def _sums_kernel(
     tl.store(place + channels, of_bias, exists)
 
 
-@_gpu.kernel(specialize=("channels",))
-def _join_sums_kernel(
-    parts, grad_weight, grad_bias, count, channels, JOINED: tl.constexpr, CHANNELS: tl.constexpr
-):  # fmt: skip
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    of_weight = tl.zeros((CHANNELS,), parts.dtype.element_ty)
-    of_bias = tl.zeros((CHANNELS,), parts.dtype.element_ty)
+@triton.jit
+def _joined_sums(parts, count, channels, channel, exists, JOINED: tl.constexpr):
+    """-> gradients of weight and bias"""
+    of_weight = tl.zeros(channel.shape, parts.dtype.element_ty)
+    of_bias = tl.zeros(channel.shape, parts.dtype.element_ty)
     for begin in range(0, count, JOINED):
         part = begin + tl.arange(0, JOINED)
         at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
         mask = (part < count)[:, None] & exists[None, :]
         of_weight += tl.sum(tl.load(at, mask, 0.0), 0)
         of_bias += tl.sum(tl.load(at + channels, mask, 0.0), 0)
-    tl.store(grad_weight + channel, of_weight, exists)
-    tl.store(grad_bias + channel, of_bias, exists)
+    return of_weight, of_bias
 
 
 @_gpu.kernel(specialize=("channels",))
 def _gradient_kernel(
-    grad, features, weight, bias, statistics, active, grad_weight, grad_bias, result, rows, channels,
-    alpha_bits: tl.int64,
-    TRAINING: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    grad, features, weight, bias, statistics, active, parts, grad_weight, grad_bias, result, rows, count, length,
+    channels, alpha_bits: tl.int64,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COUNTED: tl.constexpr, ACTIVATION: tl.constexpr, CHANNELS: tl.constexpr,
+    TRAINING: tl.constexpr, ROWS: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = statistics.dtype.element_ty
-    _, first, channel, exists = _place(ROWS, channels, ROWS, CHANNELS)
-    row = first + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & exists[None, :]
-    count = _rows_that_count(active, rows, COUNTED)
-    counted = (row < count)[:, None] & exists[None, :]
-    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    normal, outer, inverse = _outer(
-        grad, features, weight, bias, statistics, at, counted, channel, channels, exists, alpha_bits,
-        WEIGHT, BIAS, ACTIVATION,
-    )  # fmt: skip
-    if TRAINING:
-        total = tl.maximum(count, 1).to(REAL)
-        of_weight = tl.load(grad_weight + channel, exists, 0.0) / total
-        of_bias = tl.load(grad_bias + channel, exists, 0.0) / total
-        outer = outer - (of_bias[None, :] + normal * of_weight[None, :])
-    value = tl.where(counted, outer * inverse[None, :], 0.0)
-    tl.store(result + at, value.to(result.dtype.element_ty), inside)
+    part, first, channel, exists = _place(length, channels, CHANNELS)
+    counted = _rows_that_count(active, rows, COUNTED)
+    of_weight, of_bias = _joined_sums(parts, count, channels, channel, exists, JOINED)
+    if part == 0:
+        tl.store(grad_weight + channel, of_weight, exists)
+        tl.store(grad_bias + channel, of_bias, exists)
+    total = tl.maximum(counted, 1).to(REAL)
+    of_weight, of_bias = of_weight / total, of_bias / total
+    for begin in range(first, tl.minimum(first + length, rows), ROWS):
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < tl.minimum(first + length, rows))[:, None] & exists[None, :]
+        counts = (row < counted)[:, None] & inside
+        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        normal, outer, inverse = _outer(
+            grad, features, weight, bias, statistics, at, counts, channel, channels, exists, alpha_bits,
+            WEIGHT, BIAS, ACTIVATION,
+        )  # fmt: skip
+        if TRAINING:
+            outer = outer - (of_bias[None, :] + normal * of_weight[None, :])
+        value = tl.where(counts, outer * inverse[None, :], 0.0)
+        tl.store(result + at, value.to(result.dtype.element_ty), inside)

@@ -53,6 +53,8 @@ def submanifold_padding(kernel_size: Sequence[int], dilation: Sequence[int]) -> 
 
 def as_list(operator: str, name: str, value: Any, dimensions: int) -> list[int]:
     """An integer for every axis, or one for each: what the public functions take."""
+    if type(value) is list and {*map(type, value)} == {int}:  # spares layers, which have such lists, the rest
+        return list(value)
     number = _check.as_integer(value)
     if number is not None:
         return [number] * dimensions

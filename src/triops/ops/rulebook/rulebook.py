@@ -244,6 +244,10 @@ def _prepared(tables: Tables, backward: bool, tile: int) -> Tables | None:
     """
     gather = tables.gather
     on_cpu, both = gather.device.type == "cpu", backward and not tables.mirrored
+    if not on_cpu and tables.tiles is not None:
+        transposed = not both or tables.transposed_tiles is not None
+        if not backward or (transposed and tables.pairs is not None):
+            return None  # spares layers that share a rulebook the rest
     tiled = tables.tiles is not None or tables.transposed_tiles is not None
     wanted = Tables(
         gather, tables.inputs, tables.scatter, tables.mirrored,

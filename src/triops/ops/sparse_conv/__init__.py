@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops._activations import ACTIVATIONS
-from triops._dtypes import autocast
+from triops._dtypes import autocast, compute_dtype
 from triops.ops.rulebook import Rulebook, check_rulebook, check_tile
 from triops.ops.rulebook.plans import TILE, pairs_size, tiles_size
 from triops.ops.rulebook.rulebook import Tables
@@ -23,11 +23,13 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
     which output site o meets an input site. Differentiable, twice if need be, in features, weight and bias. Half
     types are summed in float32; float32 uses TF32 on a GPU only where `torch.backends.cuda.matmul.allow_tf32` says
     so. Inside `torch.autocast` features, weight and bias are cast to its dtype; float64 stays, as in torch's layers.
+    The gradient of a float32 weight is float32, not rounded to a half type on the way.
 
     Args:
         features: float tensor [N, Cin], one row for each input site of the rulebook.
-        weight: tensor [Cout, *kernel_size, Cin] of the same dtype (the layout of spconv 2.x). Any strides: weights
-            stored [*kernel_size, Cin, Cout] (mmcv) come as `w.permute(-1, *range(w.dim() - 1))`, without a copy.
+        weight: tensor [Cout, *kernel_size, Cin] of the same dtype (the layout of spconv 2.x), or float32 beside a half
+            type, to which it is rounded. Any strides: weights stored [*kernel_size, Cin, Cout] (mmcv) come as
+            `w.permute(-1, *range(w.dim() - 1))`, without a copy.
         rulebook: see `Rulebook`; `rulebook.prepared()` where several convolutions share it.
         bias: tensor [Cout] of the same dtype, or None.
 
@@ -59,13 +61,21 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
     if weight.shape[1:-1] != tuple(kernel) or weight.dim() < 3:
         expected = ", ".join(map(str, ["Cout", *kernel, "Cin"]))
         raise ValueError(f"sparse_conv: weight must have shape [{expected}], got {list(weight.shape)}")
-    features, weight, bias = autocast(features), autocast(weight), None if bias is None else autocast(bias)
-    return convolution(features, weight.flatten(1, -2), bias, rulebook.tables)
+    features, bias = autocast(features), None if bias is None else autocast(bias)
+    if weight.dtype != compute_dtype(features.dtype):  # which the operator takes as it is
+        weight = autocast(weight)
+    return convolution(features, weight, bias, rulebook.tables)
 
 
-def convolution(features: Tensor, weight: Tensor, bias: Tensor | None, tables: Tables, flip: bool = False) -> Tensor:
-    """features [N, Cin], weight [Cout, K, Cin] -> [A, Cout]: the registered operator over a rulebook's tables."""
-    return _sparse_conv(  # type: ignore[no-any-return]
+def convolution(
+    features: Tensor, weight: Tensor, bias: Tensor | None, tables: Tables, flip: bool = False, checked: bool = False
+) -> Tensor:
+    """features [N, Cin], weight [Cout, *K, Cin] -> [A, Cout]: the registered operator over a rulebook's tables.
+
+    checked: this is the backward of a call that was.
+    """
+    call = _sparse_conv.of_backward if checked else _sparse_conv
+    return call(  # type: ignore[no-any-return]
         features, weight, bias, tables.gather, tables.scatter, tables.mirrored, flip, tables.tile, tables.tiles,
         tables.transposed_tiles, tables.pairs, tables.transposed_pairs,
     )  # fmt: skip
@@ -81,20 +91,25 @@ def fused_convolution(
     )
 
 
-def weight_gradient(features: Tensor, grad_output: Tensor, tables: Tables, flip: bool = False) -> Tensor:
-    """-> [Cout, K, Cin]: the gradient of the weight of `convolution`."""
-    return _sparse_conv_backward_weight(  # type: ignore[no-any-return]
-        features, grad_output, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
+def weight_gradient(
+    features: Tensor, grad_output: Tensor, tables: Tables, flip: bool = False, wide: bool = False, checked: bool = False
+) -> Tensor:
+    """-> [Cout, K, Cin]: the gradient of the weight of `convolution`; of half types float32 where it is `wide`."""
+    call = _sparse_conv_backward_weight.of_backward if checked else _sparse_conv_backward_weight
+    return call(  # type: ignore[no-any-return]
+        features, grad_output, tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs, wide
     )
 
 
-def features_gradient(grad_output: Tensor, weight: Tensor, tables: Tables, flip: bool = False) -> Tensor:
+def features_gradient(
+    grad_output: Tensor, weight: Tensor, tables: Tables, flip: bool = False, checked: bool = False
+) -> Tensor:
     """-> [N, Cin]: the gradient of the features of `convolution`, again a convolution, with the tables exchanged and
     the weight transposed. A mirrored table is its own transpose with the offsets reversed, which costs only `flip`."""
-    weight = weight.permute(2, 1, 0)
+    weight = weight.flatten(1, -2).permute(2, 1, 0)
     if tables.mirrored:
-        return convolution(grad_output, weight, None, tables, not flip)
-    return convolution(grad_output, weight, None, tables.inverse(), flip)
+        return convolution(grad_output, weight, None, tables, not flip, checked)
+    return convolution(grad_output, weight, None, tables.inverse(), flip, checked)
 
 
 def preferred_tile(dtype: torch.dtype, channels_in: int, channels_out: int) -> int:
@@ -136,13 +151,15 @@ def _check_forward(
 ) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv")
     c.shape("features", features, "N", "Cin")
-    c.shape("weight", weight, "Cout", "K", "Cin")
+    c.shape("weight", weight.flatten(1, -2) if weight.dim() > 3 else weight, "Cout", "K", "Cin")
     c.dtype("features", features, _check.FLOATS)
-    tensors = {"features": features, "weight": weight}
+    tensors = {"features": features}
     if bias is not None:
         c.shape("bias", bias, "Cout")
         tensors["bias"] = bias
-    c.same_dtype(**tensors)
+    wide = weight.dtype == compute_dtype(features.dtype)
+    c.same_dtype(**tensors, **({} if wide else {"weight": weight}))
+    tensors["weight"] = weight
     tensors |= _check_tables(c, gather, scatter, mirrored, pairs)
     check_tile(c, tile)
     tensors |= _check_plan(c, "tiles", tiles, tiles_size(gather, tile))
@@ -189,7 +206,7 @@ def _fake_fused(
 
 def _check_backward_weight(
     features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
-    pairs: Tensor | None,
+    pairs: Tensor | None, wide: bool,
 ) -> None:  # fmt: skip
     c = _check.Checker("sparse_conv_backward_weight")
     c.shape("features", features, "N", "Cin")
@@ -210,9 +227,10 @@ def _fake_forward(
 
 def _fake_backward_weight(
     features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
-    pairs: Tensor | None,
+    pairs: Tensor | None, wide: bool,
 ) -> Tensor:  # fmt: skip
-    return features.new_empty((grad_output.shape[1], gather.shape[0], features.shape[1]))
+    dtype = compute_dtype(features.dtype) if wide else features.dtype
+    return features.new_empty((grad_output.shape[1], gather.shape[0], features.shape[1]), dtype=dtype)
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -224,16 +242,21 @@ def _backward_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     features, weight, *tensors = ctx.saved_tensors
     tables = _tables(ctx.mirrored, ctx.tile, features.shape[0], *tensors)
     needs_features, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    of_weight = None
+    if needs_weight:
+        of_weight = weight_gradient(features, grad, tables, ctx.flip, weight.dtype != features.dtype, checked=True)
+        if weight.dim() > 3:
+            of_weight = of_weight.view(weight.shape)
     return (
-        features_gradient(grad, weight, tables, ctx.flip) if needs_features else None,
-        weight_gradient(features, grad, tables, ctx.flip) if needs_weight else None,
+        features_gradient(grad, weight, tables, ctx.flip, checked=True) if needs_features else None,
+        of_weight,
         grad.sum(0) if needs_bias else None,
         *(None,) * 9,
     )
 
 
 def _setup_backward_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    features, grad_output, gather, scatter, ctx.mirrored, ctx.flip, pairs = inputs
+    features, grad_output, gather, scatter, ctx.mirrored, ctx.flip, pairs, _ = inputs
     ctx.save_for_backward(features, grad_output, gather, scatter, pairs)
 
 
@@ -245,7 +268,7 @@ def _backward_backward_weight(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return (
         features_gradient(grad_output, grad, tables, ctx.flip) if needs_features else None,
         convolution(features, grad, None, tables, ctx.flip) if needs_output else None,
-        *(None,) * 5,
+        *(None,) * 6,
     )
 
 

@@ -32,6 +32,7 @@ PARTS = 8  # of a weight gradient: the most threads that can share it
 def sparse_conv(
     features, weight, bias, gather, scatter, mirrored, flip, tile, tiles, transposed_tiles, pairs, transposed_pairs
 ):
+    weight = weight.detach().flatten(1, -2).to(features.dtype)
     return _convolve("sparse_conv", features, weight, bias, None, gather, flip, pairs, "none", 0.0)
 
 
@@ -57,7 +58,7 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, a
     return out
 
 
-def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip, pairs):
+def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip, pairs, wide):
     real, offsets, channels = compute_dtype(features.dtype), gather.shape[0], features.shape[1]
     packed, counts = _pairs("sparse_conv_backward_weight", gather, features.shape[0], pairs)
     rows = _rows(features, real, _padded(channels))
@@ -70,7 +71,8 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     )  # fmt: skip
     _refuse_foreign("sparse_conv_backward_weight", foreign)
     grad = parts.numpy().sum(0)
-    return torch.from_numpy((grad[::-1] if flip else grad)[..., :channels].swapaxes(0, 1).copy()).to(features.dtype)
+    found = torch.from_numpy((grad[::-1] if flip else grad)[..., :channels].swapaxes(0, 1).copy())
+    return found if wide else found.to(features.dtype)
 
 
 def _pairs(operator, gather, rows, plan):

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._activations import ACTIVATIONS, activate
+from triops._dtypes import compute_dtype
 from triops._gpu.activations import activate as activate_rows
 from triops._gpu.arithmetic import from_bits
 from triops._gpu.products import hopper, parts_of, product, round_to_tf32, split_product
@@ -53,6 +54,7 @@ class WeightConfig(NamedTuple):
 def sparse_conv(
     features, weight, bias, gather, scatter, mirrored, flip, tile, tiles, transposed_tiles, pairs, transposed_pairs
 ):
+    weight = weight.flatten(1, -2)
     return _convolve("sparse_conv", features, weight, bias, None, gather, flip, tile, tiles, "none", 0.0)
 
 
@@ -80,7 +82,10 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, tile, ti
         weight, flip = _prepare(weight, flip, precision), False
     elif tile > TILE and weight.stride(0) != 1:
         # the large tiles of half types want the output channels contiguous: 111 us instead of 130, for a copy of 4
-        weight = weight.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        moved = weight.permute(1, 2, 0).to(features.dtype, memory_format=torch.contiguous_format)
+        weight = moved.contiguous().permute(2, 0, 1)
+    elif weight.dtype != features.dtype:
+        weight = weight.to(features.dtype)
     stride = weight.stride()[-3:]
     count = _gpu.cdiv(outputs, tile)
     across = _gpu.cdiv(channels_out, config.out)
@@ -97,17 +102,17 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, tile, ti
     return out
 
 
-def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip, pairs):
+def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored, flip, pairs, wide):
     rows, channels_in = features.shape
     outputs, channels_out, taps = grad_output.shape[0], grad_output.shape[1], gather.shape[0]
     shape = (channels_out, taps, channels_in)
+    real = compute_dtype(features.dtype)
     if rows == 0 or outputs == 0 or min(shape) == 0:
-        return torch.zeros(shape, dtype=features.dtype, device=features.device)
+        return torch.zeros(shape, dtype=real if wide else features.dtype, device=features.device)
     if pairs is None:
         pairs = pack("sparse_conv_backward_weight", "gather", gather, rows)
-    wide = torch.float64 if features.dtype == torch.float64 else torch.float32
     # Summed over rows, float32 operands lie the wrong way round for TF32 tensor cores: plain products are faster.
-    precision = "native" if wide != features.dtype else "ieee"
+    precision = "native" if real != features.dtype else "ieee"
     config = _weight_config(features.dtype, channels_in, channels_out)
     chunk = _gpu.block(CHUNK if max(channels_in, channels_out) <= 64 else 2 * CHUNK, interpreted=4 * CHUNK)
     ordered = torch.are_deterministic_algorithms_enabled()
@@ -116,8 +121,8 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
         most = max(PARTS_BYTES // (4 * channels_in * channels_out * taps), 1)
         chunk = max(chunk, _gpu.next_power_of_2(_gpu.cdiv(outputs, most)))
     chunks = _gpu.cdiv(outputs, chunk) * taps
-    grad = (torch.empty if ordered else torch.zeros)(shape, dtype=wide, device=features.device)
-    parts = torch.empty((chunks, channels_out, channels_in), dtype=wide, device=features.device) if ordered else grad
+    grad = (torch.empty if ordered else torch.zeros)(shape, dtype=real, device=features.device)
+    parts = torch.empty((chunks, channels_out, channels_in), dtype=real, device=features.device) if ordered else grad
     across = _gpu.cdiv(channels_in, config.inner) * _gpu.cdiv(channels_out, config.out)
     padded = _gpu.next_power_of_2(taps)
     _weight_kernel[(chunks * across,)](
@@ -132,7 +137,7 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
             parts, grad, pairs, outputs, taps, chunk,
             IN=channels_in, OUT=channels_out, PADDED=padded, FLIP=flip, BLOCK=block, num_warps=4,
         )  # fmt: skip
-    return grad.to(features.dtype)
+    return grad if wide else grad.to(features.dtype)
 
 
 @cache

@@ -13,13 +13,15 @@ def sparse_conv(
     flip: bool, tile: int, tiles: Tensor | None, transposed_tiles: Tensor | None, pairs: Tensor | None,
     transposed_pairs: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """features [N, Cin], weight [Cout, K, Cin], bias [Cout], gather int32 [K, A] -> [A, Cout].
+    """features [N, Cin], weight [Cout, *K, Cin], bias [Cout], gather int32 [K, A] -> [A, Cout].
 
     `out[o] = bias + sum over k of weight[:, k] @ features[gather[k, o]]`, where gather is not -1. With `flip` offset k
-    meets `weight[:, K - 1 - k]`. Only the gradient reads `scatter` [K, N], the transposed table (output row of input
-    row i) or None, where it works it out, and `mirrored`: the transposed table is `gather.flip(0)`.
+    meets `weight[:, K - 1 - k]`. A weight of another dtype is rounded to that of the features. Only the gradient reads
+    `scatter` [K, N], the transposed table (output row of input row i) or None, where it works it out, and `mirrored`:
+    the transposed table is `gather.flip(0)`.
     The plans (`tiles` and `pairs` of gather, the others of scatter) say the same as the tables; kernels read them.
     """
+    weight = weight.flatten(1, -2).to(features.dtype)
     return _sums("sparse_conv", features, weight, bias, gather, flip).to(features.dtype)
 
 
@@ -47,16 +49,19 @@ def _sums(operator: str, features: Tensor, weight: Tensor, bias: Tensor | None, 
 
 def sparse_conv_backward_weight(
     features: Tensor, grad_output: Tensor, gather: Tensor, scatter: Tensor | None, mirrored: bool, flip: bool,
-    pairs: Tensor | None,
+    pairs: Tensor | None, wide: bool,
 ) -> Tensor:  # fmt: skip
-    """features [N, Cin], grad_output [A, Cout] -> gradient of the weight [Cout, K, Cin] of `sparse_conv`."""
+    """features [N, Cin], grad_output [A, Cout] -> gradient of the weight [Cout, K, Cin] of `sparse_conv`.
+
+    wide: in the dtype that it is summed up in, instead of that of the features.
+    """
     real = compute_dtype(features.dtype)
     grad = torch.zeros(grad_output.shape[1], gather.shape[0], features.shape[1], dtype=real, device=features.device)
     tables = valid_rows("sparse_conv_backward_weight", "gather", gather, features.shape[0])
     for rows, matrix in zip(tables, _matrices(grad, flip), strict=True):
         outputs = (rows >= 0).nonzero()[:, 0]
         matrix += grad_output[outputs].to(real).t() @ features[rows[outputs]].to(real)
-    return grad.to(features.dtype)
+    return grad if wide else grad.to(features.dtype)
 
 
 def _matrices(weight: Tensor, flip: bool) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from triops import scenes
 from triops._activations import ACTIVATIONS, activate
 from triops._check import FLOATS
+from triops._dtypes import compute_dtype
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.rulebook import row_tiles
 from triops.ops.rulebook.plans import TILE
@@ -116,6 +117,8 @@ def _conv(
     build: Build, channels_in: int, channels_out: int, *, bias: bool = True, flip: bool = False, layout: str = "spconv",
     special: bool = False, seed: int = 0,
 ) -> Make:  # fmt: skip
+    """layout "parameter": as a network's float32 parameter, whatever the features are."""
+
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(seed)
         rulebook = lidar(preferred_tile(dtype, channels_in, channels_out)) if build is lidar else build()
@@ -130,6 +133,8 @@ def _conv(
             weight = torch.randn(taps, channels_in, channels_out, generator=g).mul(scale).to(dtype).permute(2, 0, 1)
         else:
             weight = torch.randn(channels_out, taps, channels_in, generator=g).mul(scale).to(dtype)
+        if layout == "parameter":
+            weight = weight.to(compute_dtype(dtype)).unflatten(1, rulebook.kernel_size)
         if layout == "transposed":  # as the gradient of the features sees it
             weight = weight.permute(2, 1, 0)
         shift = torch.randn(channels_out, generator=g).to(dtype) if bias else None
@@ -138,15 +143,17 @@ def _conv(
     return make
 
 
-def _gradient(build: Build, channels_in: int, channels_out: int, *, flip: bool = False, seed: int = 0) -> Make:
+def _gradient(
+    build: Build, channels_in: int, channels_out: int, *, flip: bool = False, wide: bool = False, seed: int = 0
+) -> Make:
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         g = torch.Generator().manual_seed(seed)
         rulebook = build()
         features = torch.randn(rulebook.in_indices.shape[0], channels_in, generator=g)
         outputs = rulebook.tables.gather.shape[1]
         grad = torch.randn(outputs, channels_out, generator=g) / max(outputs, 1) ** 0.5
-        tables = rulebook.tables
-        return features.to(dtype), grad.to(dtype), tables.gather, tables.scatter, tables.mirrored, flip, tables.pairs
+        t = rulebook.tables
+        return features.to(dtype), grad.to(dtype), t.gather, t.scatter, t.mirrored, flip, t.pairs, wide
 
     return make
 
@@ -211,11 +218,15 @@ SAMPLES = [
 SAMPLES += [
     Sample("sparse_conv", "reversed offsets, no bias", _conv(_TINY, 8, 16, bias=False, flip=True)),
     Sample("sparse_conv", "weight as mmcv stores it", _conv(_STRIDED, 16, 32, layout="mmcv")),
+    Sample("sparse_conv", "weight as a network stores it", _conv(_STRIDED, 16, 32, layout="parameter")),
+    Sample("sparse_conv", "weight as a network stores it, tiles of 128",
+           _conv(prepared(submanifold(300, 1, [6, 9, 8]), 128), 8, 16, layout="parameter")),
     Sample("sparse_conv", "prepared", _conv(prepared(_STRIDED), 8, 16)),
     Sample("sparse_conv", "prepared, tiles of 128", _conv(prepared(submanifold(300, 1, [6, 9, 8]), 128), 8, 16)),
     Sample("sparse_conv_backward_weight", "prepared", _gradient(prepared(_STRIDED), 8, 16)),
     Sample("sparse_conv", "infinite features and NaN", _conv(_STRIDED, 4, 4, special=True), "boundary"),
     Sample("sparse_conv_backward_weight", "reversed offsets", _gradient(_TINY, 8, 16, flip=True)),
+    Sample("sparse_conv_backward_weight", "wide", _gradient(_STRIDED, 8, 16, wide=True)),
     Sample("sparse_conv", "submanifold, 248636 sites, 16 channels", _conv(lidar, 16, 16, bias=False), "network",
            demo=True),
     Sample("sparse_conv_backward_weight", "submanifold, 248636 sites, 16 channels", _gradient(lidar, 16, 16),
@@ -349,6 +360,7 @@ def _gather_scatter(
 ) -> Tensor:  # fmt: skip
     """What one writes in torch: gather, multiply, scatter, offset by offset."""
     out = features.new_zeros(gather.shape[1], weight.shape[0])
+    weight = weight.flatten(1, -2).to(features.dtype)
     for k in range(gather.shape[0]):
         outputs = (gather[k] >= 0).nonzero()[:, 0]
         taps = weight[:, -1 - k if flip else k]
