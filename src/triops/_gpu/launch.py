@@ -65,7 +65,7 @@ class Kernel:
             key = tuple(options.values())
             bound = self.bound.get(key)
             if bound is None:  # what the arguments are is seen at the first launch
-                bound = self.bound[key] = self._launcher(grid, args, (), options)
+                bound = self.bound[key] = self._launch_like(grid, args, (), options)
             bound(grid, *args)
 
         return launch
@@ -92,12 +92,12 @@ class Kernel:
 
         def launch(grid: tuple[int, ...], *args: Any) -> None:
             if not made:
-                made.append(self._launcher(grid, args, last, options))
+                made.append(self._launch_like(grid, args, last, options))
             made[0](grid, *args)
 
         return launch
 
-    def _launcher(
+    def _launch_like(
         self, grid: tuple[int, ...], args: tuple[Any, ...], last: tuple[int, ...], options: dict[str, Any]
     ) -> Callable[..., None]:
         """`launch(grid, *args)` for arguments like these."""

@@ -20,7 +20,7 @@ MOST_PARTS = 256  # enough to fill a GPU
 PART_ROWS = _gpu.block(64, interpreted=1024)  # rows at a time, of what is summed up
 ELEMENTS, APPLY_WARPS = _gpu.block(4096, interpreted=65536), 8  # at a time, of what is not
 MOST_CHANNELS = 64  # per program
-JOINED = _gpu.block(32, interpreted=MOST_PARTS)  # parts at a time
+JOINED = 8192  # elements of parts at a time
 
 
 def batch_norm_act(
@@ -50,7 +50,7 @@ def batch_norm_act(
         statistics, running if training else statistics, active, out, rows, part, length, channels,
         _gpu.bits_of(alpha), _gpu.bits_of(eps), _gpu.bits_of(share),
         TRAINING=training, RUNNING=running_mean is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        COUNTED=counted, ACTIVATION=ACTIVATIONS.index(activation), ROWS=at_once, JOINED=JOINED, CHANNELS=block,
+        COUNTED=counted, ACTIVATION=ACTIVATIONS.index(activation), ROWS=at_once, JOINED=_joined(block), CHANNELS=block,
         num_warps=APPLY_WARPS,
     )  # fmt: skip
     return out, statistics, running
@@ -76,7 +76,7 @@ def batch_norm_act_backward(grad, features, weight, bias, statistics, active, tr
             _sums_kernel[(part * across,)](*tensors, parts, *numbers, **options, ROWS=PART_ROWS, num_warps=4)
         _gradient_kernel[(max(part, 1) * across,)](
             *tensors, parts, grad_weight, grad_bias, result, *numbers,
-            **options, TRAINING=training, ROWS=ELEMENTS // block, JOINED=JOINED, num_warps=APPLY_WARPS,
+            **options, TRAINING=training, ROWS=ELEMENTS // block, JOINED=_joined(block), num_warps=APPLY_WARPS,
         )  # fmt: skip
     return result, grad_weight, grad_bias
 
@@ -90,6 +90,11 @@ def _across(channels):
     """Channels per program, and how many programs share a row."""
     block = min(_gpu.next_power_of_2(channels), MOST_CHANNELS)
     return block, _gpu.cdiv(channels, block)
+
+
+def _joined(block):
+    """Parts that a program joins at a time: few steps, each of which waits for its loads."""
+    return min(MOST_PARTS, JOINED // block)
 
 
 def _parts(rows):
