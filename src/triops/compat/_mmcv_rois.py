@@ -135,7 +135,12 @@ def deform_roi_pool_backward(
     pooled_height: int, pooled_width: int, spatial_scale: float, sampling_ratio: int, gamma: float,
 ) -> None:  # fmt: skip
     to_input, to_offset = _deform_backward(
-        grad_output.to(input.dtype), input, _fitting(rois, input), _moves(offset, input), spatial_scale, sampling_ratio,
+        grad_output.to(input.dtype),
+        input,
+        _fitting(rois, input),
+        _moves(offset, input),
+        spatial_scale,
+        sampling_ratio,
         gamma,
     )
     grad_input += to_input
