@@ -182,6 +182,15 @@ def test_every_backend_does_what_a_loop_over_the_voxels_does(
             torch.testing.assert_close(reduced[v].double(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 8)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maxima_are_those_of_the_reference_to_the_last_bit(backend: str, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(500, 5, generator=draw).to(dtype)
+    args = (features, torch.randint(-1, 5, (500, 3), generator=draw), "max")
+    assert torch.equal(run(backend, FORWARD, args)[0].cpu(), run("reference", FORWARD, args)[0])
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_shuffled_points_give_the_same_maxima(seed: int) -> None:

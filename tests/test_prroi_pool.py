@@ -34,6 +34,15 @@ def test_on_a_ramp_a_bin_is_the_value_at_its_centre(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bin_that_only_grazes_a_pixel_gives_it_its_share_to_all_digits(backend: str) -> None:
+    """The hat function is 0.001 there, and places on the map are multiples of 2**-18: the middle of the bin is none."""
+    narrow = box(34.0, 0.0, 34 + 525 * 2**-18, 1.0)
+    grad = run(backend, "prroi_pool_backward", (torch.ones(1, 1, 1, 1), narrow, 1, 2, 40, 1.0, False))
+    exact = (narrow[0, 3].double() - 34) / 2  # the mean of the hat of pixel 35 over the bin
+    assert grad[0, 0, :, 35].sum().item() == pytest.approx(exact.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_surface_falls_to_0_within_a_pixel_off_the_map(backend: str) -> None:
     ones = torch.ones(1, 1, 4, 4)
     assert pooled_on(backend, ones, box(-1, 0, 0, 3), 1, 1, 1.0).item() == pytest.approx(0.5)

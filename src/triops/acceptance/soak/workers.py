@@ -65,6 +65,9 @@ def _serve(connection: Connection, log: str, settings: Settings) -> None:
     for module in settings.modules:
         importlib.import_module(module)
     _sample.all_samples()  # imported now, not on a call's time
+    with contextlib.suppress(ImportError):  # and what the first calls would import
+        importlib.import_module("numba")
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     connection.send("ready")
     with contextlib.suppress(EOFError):
         while True:
@@ -346,7 +349,9 @@ class Soak:
 
 
 def prepare_environment(backends: Sequence[str]) -> None:
-    """Triton's interpreter is chosen before Triton is imported; worker processes inherit it."""
+    """What worker processes inherit: Triton's interpreter, chosen before Triton is imported, and threads of torch that
+    sleep while they wait, since most references are too short to be worth a spin."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if "interpreter" in backends:
         if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("Triton is already loaded without its interpreter: set TRITON_INTERPRET=1")

@@ -114,13 +114,17 @@ def _hat(pixel, place):
 
 @triton.jit
 def _integral(pixel, first, last):
-    """Of the hat function of a pixel from `first` to `last`: its two straight pieces at their middles."""
+    """Of the hat function of a pixel from `first` to `last`: its two straight pieces at their middles.
+
+    Middles are taken from the pixel on: as places on the map they would be rounded to what is coarse beside a hat
+    that is nearly 0.
+    """
     begin = tl.maximum(pixel - 1.0, first)
     end = tl.minimum(pixel, last)
-    weight = tl.maximum(end - begin, 0.0) * _hat(pixel, (begin + end) * 0.5)
+    weight = tl.maximum(end - begin, 0.0) * _hat(0.0, ((begin - pixel) + (end - pixel)) * 0.5)
     begin = tl.maximum(pixel, first)
     end = tl.minimum(pixel + 1.0, last)
-    return weight + tl.maximum(end - begin, 0.0) * _hat(pixel, (begin + end) * 0.5)
+    return weight + tl.maximum(end - begin, 0.0) * _hat(0.0, ((begin - pixel) + (end - pixel)) * 0.5)
 
 
 @triton.jit

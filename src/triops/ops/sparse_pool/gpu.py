@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
+from triops._gpu.arithmetic import divide
 from triops.ops.rulebook.tables import refuse_rows_outside
 
 
@@ -149,7 +150,7 @@ def _avg_kernel(table, source, target, number, count, rows, channels, taps, HEIG
         valid = inside & (neighbor >= 0)[:, None]
         value = tl.load(source + neighbor.to(tl.int64)[:, None] * channels + channel[None, :], mask=valid, other=0.0)
         total += value.to(total.dtype)
-    mean = total / tl.maximum(found, 1).to(total.dtype)[:, None]
+    mean = divide(total, tl.broadcast_to(tl.maximum(found, 1).to(total.dtype)[:, None], [HEIGHT, WIDTH]))
     tl.store(target + row[:, None] * channels + channel[None, :], mean.to(target.dtype.element_ty), mask=inside)
     tl.store(number + row, found, mask=exists)  # every program of a row writes the same
 
@@ -167,5 +168,6 @@ def _avg_backward_kernel(
         divisor = tl.maximum(tl.load(number + neighbor, mask=neighbor >= 0, other=1), 1)
         valid = inside & (neighbor >= 0)[:, None]
         value = tl.load(source + neighbor.to(tl.int64)[:, None] * channels + channel[None, :], mask=valid, other=0.0)
-        total += value.to(total.dtype) / divisor.to(total.dtype)[:, None]
+        # Terms may cancel, so each is rounded as in the reference, and added in its order.
+        total += divide(value.to(total.dtype), tl.broadcast_to(divisor.to(total.dtype)[:, None], [HEIGHT, WIDTH]))
     tl.store(target + row[:, None] * channels + channel[None, :], total.to(target.dtype.element_ty), mask=inside)
