@@ -118,9 +118,9 @@ def _single_kernel(
                 one = tl.maximum(block * 64 + lowest_bit(left), 0)
                 kept_x1, kept_y1, kept_x2, kept_y2, kept_area = load_fields(fields, one, LANES)
                 ratio = iou(kept_x1, kept_y1, kept_x2, kept_y2, kept_area, x1, y1, x2, y2, area, OFFSET)
-                hit = (ratio > threshold) & (left != 0)
+                hit = tl.where(left != 0, (ratio > threshold).to(tl.int32), 0)
                 if GROUPED:
-                    hit &= tl.load(groups + one) == group
-                gone |= hit.to(tl.int32)
+                    hit = tl.where(tl.load(groups + one) == group, hit, 0)
+                gone |= hit
                 left &= left - 1
     tl.store(counter, found)
