@@ -98,7 +98,7 @@ def _strip(x0, y0, clipped0, x1, y1, clipped1, slope, low_y, high_y):
     return (clipped1 - clipped0) * mean
 
 
-@jit
+@inline  # a call in its loop would keep `overlaps` from becoming vector code
 def shared_area(
     shift_x, shift_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area
 ):  # fmt: skip
