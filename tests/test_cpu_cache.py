@@ -146,8 +146,10 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_the_kernel_runs(failu
         call(np.int64)
     print(*(w.message for w in caught))
     """
+    elsewhere = tmp_path / "temporary"  # where the second process keeps kernels, if not in the folder that it is given
+    elsewhere.mkdir()
     for _ in range(2):  # later processes, too
-        done = python(code, NUMBA_CACHE_DIR=str(tmp_path))
+        done = python(code, NUMBA_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(elsewhere))
         assert done.stdout.startswith("2 2 triops: compiled CPU kernels cannot be kept"), done.stdout + done.stderr
         assert done.stdout.count("cannot be kept") == 1, done.stdout
 
