@@ -72,6 +72,7 @@ class Operator:
         self._apply: Any = None if function is None else function.apply
         self._runs: dict[str, Callable[..., Any]] = {}  # behind the check, by the type of the device
         self._passed: dict[Any, Callable[..., Any]] = {}  # of those, what runs the calls that passed, by their key
+        self._of_backward: dict[Any, Callable[..., Any]] = {}  # the same for calls that only a backward makes
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():  # the tracer checks types; a look at a size would become a condition on it
@@ -100,6 +101,9 @@ class Operator:
             first, second = args[0], args[1]
             run = self._runs.get(first.device.type)
             if run is not None and is_plain(first) and is_plain(second):
+                key = self.signature.key(args) if first.is_cuda else None
+                if key is not None:
+                    run = self._of_backward.get(key) or self._remember(self._of_backward, key, run)
                 return run(*args)
         return self(*args)
 
@@ -131,10 +135,16 @@ class Operator:
         self._check(self.signature.accepted(args))
         devices = {args[i].device.type for i in self.signature.tensors if args[i] is not None}
         run = self._runs.get(devices.pop(), self.overload) if len(devices) == 1 else self.overload
-        if len(self._passed) >= MOST_REMEMBERED:
-            self._passed.clear()
-        self._passed[key] = run
-        return run  # type: ignore[no-any-return]
+        return self._remember(self._passed, key, run)
+
+    def _remember(self, calls: dict[Any, Callable[..., Any]], key: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep what runs the calls of a key. Those of a GPU are repeated where they come often."""
+        if run is self._runs.get("cuda") and not _forced_reference.get() and not why_unusable("gpu"):
+            run = import_module("triops._gpu.replay").replayed(run, self.kernel("gpu"), _ordinary)
+        if len(calls) >= MOST_REMEMBERED:
+            calls.clear()
+        calls[key] = run
+        return run
 
     def _runner(self, backend: str) -> Callable[..., Any]:
         """Behind every check: choose, log, run."""
@@ -195,6 +205,16 @@ class Operator:
     def _checked_fake(self, *args: Any) -> Any:
         self._check(args)
         return self.fake(*args)
+
+
+def _ordinary() -> bool:
+    """Whether a call runs its kernel as it is, and nobody wants to hear of it."""
+    return not (
+        _forced_reference.get()
+        or recorder is not None
+        or log.isEnabledFor(logging.DEBUG)
+        or _environment.check_values()
+    )
 
 
 def _requires_grad(args: tuple[Any, ...]) -> bool:

@@ -33,7 +33,7 @@ class Kernel:
     Arguments are tensors, the first of them always, and integers; constants go by keyword, in order.
 
     How Triton calls a compiled kernel is nowhere promised, so the first launch of each kind is watched, and repeated by
-    itself only where Triton called it as expected; see `_Repeat`.
+    itself only where Triton called it as expected; see `Repeat`.
     """
 
     def __init__(
@@ -101,15 +101,17 @@ class Kernel:
         self, grid: tuple[int, ...], args: tuple[Any, ...], last: tuple[int, ...], options: dict[str, Any]
     ) -> Callable[..., None]:
         """`launch(grid, *args)` for arguments like these."""
-        repeats: dict[Any, _Repeat | None] = {}
+        repeats: dict[Any, Repeat | None] = {}
 
         def first(grid: tuple[int, ...], key: Any, *args: Any) -> None:
             """A launch that is not a repeat: the first of its kind, or one that cannot be repeated."""
+            if _state.recording is not None and not _state.compiling:
+                _state.recording.launched(repeats.get(key), grid, args)
             if key in repeats or _state.compiling:
                 self.run(grid, (*args, *last), options)
             else:
                 with _compiling.compiling(self.function.__module__, "GPU"):
-                    repeats[key] = _Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
+                    repeats[key] = Repeat.of_launch(self.jit_for((*args, *last)), grid, args, last, options)
 
         kinds = tuple(self._kind(i, a) for i, a in enumerate(args))
         return _launcher(len(grid), kinds)(repeats, first, _state)
@@ -144,7 +146,7 @@ def make(repeats, first, state):
         if not ({usual}):
             key = (*key, {unusual})
         repeat = repeats.get(key)
-        if repeat is None or state.compiling:
+        if repeat is None or state.special:
             return first(grid, key, {arguments})
         run, stream, function, metadata, rest = repeat
         run({grid}, stream(device), function, metadata, None, None, None, {passed}, *rest)
@@ -155,7 +157,7 @@ def make(repeats, first, state):
     return scope["make"]  # type: ignore[no-any-return]
 
 
-class _Repeat(NamedTuple):
+class Repeat(NamedTuple):
     """How Triton called a compiled kernel, for further launches with other tensors and numbers of the same kind:
 
     `run(*grid, stream, function, metadata, launch_metadata, enter_hook, exit_hook, *args, *rest)`
@@ -170,7 +172,7 @@ class _Repeat(NamedTuple):
     @classmethod
     def of_launch(
         cls, jit: Any, grid: tuple[int, ...], args: tuple[Any, ...], last: tuple[int, ...], options: dict[str, Any]
-    ) -> _Repeat | None:
+    ) -> Repeat | None:
         """Launch by Triton's own path, and watch. None where the compiled kernel is not called as described above."""
         kernel = jit.warmup(*args, *last, grid=grid, **options)
         calls: list[tuple[Any, ...]] = []
@@ -250,6 +252,8 @@ def kernel(
 
 class _State(threading.local):
     compiling = False
+    recording: Any = None  # what `watching` was given
+    special = False  # either of these: launches are not simply repeated
 
 
 _state = _State()
@@ -258,11 +262,27 @@ _state = _State()
 @contextmanager
 def compiling() -> Iterator[None]:
     """Inside this block the launches of this thread compile their kernels and launch nothing."""
-    before, _state.compiling = _state.compiling, True
+    before = _state.compiling, _state.special
+    _state.compiling = _state.special = True
     try:
         yield
     finally:
-        _state.compiling = before
+        _state.compiling, _state.special = before
+
+
+@contextmanager
+def watching(recording: Any) -> Iterator[None]:
+    """Inside this block `recording.launched(repeat, grid, args)` hears of the launches of this thread."""
+    _state.recording, _state.special = recording, True
+    try:
+        yield
+    finally:
+        _state.recording, _state.special = None, _state.compiling
+
+
+def watcher() -> Any:
+    """What `watching` was given in this thread, else None."""
+    return _state.recording
 
 
 def is_compiling() -> bool:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from triops import _gpu
+from triops._gpu.replay import switch
 
 INTERPRETED = tl.constexpr(_gpu.INTERPRETED)  # the interpreter's products of half types are not what a GPU's are
 
@@ -17,7 +18,7 @@ def precision(dtype):
         return "native"
     if dtype == torch.float64 or torch.version.hip or _gpu.INTERPRETED:  # AMD multiplies float32 as it is
         return "ieee"
-    return "tf32" if _tf32_allowed() else "split"
+    return "tf32" if switch(_tf32_allowed) else "split"
 
 
 def _tf32_allowed():
