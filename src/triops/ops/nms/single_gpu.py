@@ -22,7 +22,7 @@ from triops.ops.nms.boxes_gpu import (
     store_fields,
 )
 
-MOST = 512  # boxes: beyond, chunks are over sooner where most boxes stay
+MOST = 128  # boxes: beyond, chunks are over sooner where most boxes stay
 KEPT = tl.constexpr(4)  # boxes that stay, with which the others are compared at a time: their loads go out together
 COMPARED = tl.constexpr(8)  # scores at a time, whose loads go out together
 
