@@ -140,7 +140,7 @@ class Operator:
     def _remember(self, calls: dict[Any, Callable[..., Any]], key: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         """Keep what runs the calls of a key. Those of a GPU are repeated where they come often."""
         if run is self._runs.get("cuda") and not _forced_reference.get() and not why_unusable("gpu"):
-            run = import_module("triops._gpu.replay").replayed(run, self.kernel("gpu"), _ordinary)
+            run = import_module("triops._gpu.replay").replayed(run, _ordinary)
         if len(calls) >= MOST_REMEMBERED:
             calls.clear()
         calls[key] = run

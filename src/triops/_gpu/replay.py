@@ -38,8 +38,8 @@ _UNREPEATABLE = (
 )  # fmt: skip
 
 
-def replayed(run: Callable[..., Any], launcher: Callable[..., Any], ordinary: Callable[[], bool]) -> Callable[..., Any]:
-    """`run` for the calls of one key; what `launcher`, which it runs, does is repeated once they have come often.
+def replayed(run: Callable[..., Any], ordinary: Callable[[], bool]) -> Callable[..., Any]:
+    """`run` for the calls of one key; what the launcher behind it does is repeated once they have come often.
 
     ordinary: whether a call runs the launcher, and nobody wants to hear of it.
     """
@@ -57,7 +57,7 @@ def replayed(run: Callable[..., Any], launcher: Callable[..., Any], ordinary: Ca
         recording = Recording(args)
         recording.switches[ordinary] = True
         with launch.watching(recording), recording:
-            made = launcher(*args)
+            made = run(*args)
         plan = recording.plan(made)
         return made
 
@@ -87,7 +87,7 @@ class Recording(TorchDispatchMode):
         self.switches: dict[Callable[[], Any], Any] = {launch.is_compiling: False}
         deterministic = torch.are_deterministic_algorithms_enabled
         self.switches[deterministic] = deterministic()
-        if torch.cuda.is_available() and torch.cuda.device_count() > 1:  # kernels are launched on the current one
+        if torch.cuda.is_available() and torch.cuda.device_count() > 1:  # `run` makes it the tensors'
             self.switches[torch.cuda.current_device] = self.inputs[0][1].get_device()
         # Of one tensor in two places a launcher does not say which it means.
         self.repeatable = len(self.names) == len(self.inputs) and not any(
