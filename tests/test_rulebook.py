@@ -12,6 +12,7 @@ from triops import Rulebook
 from triops.ops.rulebook import plans_gpu, strided_gpu
 from triops.ops.rulebook.plans import MASK_BITS, Tiles, offset_order
 from triops.ops.rulebook.reference import ranked_bitmap
+from triops.ops.rulebook.rulebook import Tables, scatter_of
 
 
 def random_table(offsets: int, columns: int, rows: int, seed: int = 0) -> torch.Tensor:
@@ -130,3 +131,9 @@ def test_every_operator_of_a_convolution_passes_index_and_owners_on() -> None:
     assert index.tolist() == [sum(1 << x for x in down.out_indices[:, 1].tolist())]
     below = Rulebook.submanifold(down.out_indices, 1, down.out_shape, 3, index=index)
     assert torch.equal(below.gather, Rulebook.submanifold(down.out_indices, 1, down.out_shape, 3).gather)
+
+
+def test_entries_that_are_no_row_are_left_out_of_the_transposed_table() -> None:
+    """As while kernels are only compiled: the table then holds whatever lay in its memory."""
+    gather = torch.tensor([[1, -1, 3], [2**30, -(2**31), 0]], dtype=torch.int32)
+    assert scatter_of(Tables(gather, 3)).tolist() == [[-1, 0, -1], [2, -1, -1]]

@@ -99,3 +99,18 @@ def test_on_a_gpu_entries_that_are_no_rows_are_skipped(operator: str) -> None:
     features = torch.randn(40, 4)
     got = run("gpu", operator, (features, wild, book.scatter))
     assert_same(got, run("reference", operator, (features, tame, book.scatter)))
+
+
+@pytest.mark.parametrize("pool", [sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool])
+def test_the_transposed_table_is_made_for_a_gradient_alone(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.ops import sparse_pool
+
+    made: list[Any] = []
+    scatter_of = sparse_pool.scatter_of
+    monkeypatch.setattr(sparse_pool, "scatter_of", lambda tables: made.append(tables) or scatter_of(tables))
+    rulebook, features = Rulebook.sparse(random_sites(40, 1, [5, 5], 0), 1, [5, 5], 2, 2), torch.randn(40, 3)
+    with torch.no_grad():
+        expected = pool(features.requires_grad_(), rulebook)
+    assert not made
+    assert torch.equal(pool(features, rulebook), expected)
+    assert len(made) == 1

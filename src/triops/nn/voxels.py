@@ -46,7 +46,7 @@ class Voxelization(nn.Module):
         __call__ = forward
 
     def _most(self) -> int:
-        return self.max_voxels[not self.training]
+        return self.max_voxels[0 if self.training else 1]  # Dynamo of torch 2.11 takes no bool for an index
 
     def extra_repr(self) -> str:
         return (

@@ -289,8 +289,9 @@ def scatter_of(tables: Tables) -> Tensor:
         return tables.scatter
     gather, inputs = tables.gather, tables.inputs
     columns = torch.arange(gather.shape[1], dtype=torch.int32, device=gather.device).expand_as(gather)
-    found = gather.new_full((gather.shape[0], inputs + 1), -1)  # one column more, for entries of -1
-    return found.scatter_(1, torch.where(gather >= 0, gather, inputs).long(), columns)[:, :-1].contiguous()
+    found = gather.new_full((gather.shape[0], inputs + 1), -1)  # one column more, for entries that are no row
+    exists = (gather >= 0) & (gather < inputs)  # torch would end the GPU's context over another index
+    return found.scatter_(1, torch.where(exists, gather, inputs).long(), columns)[:, :-1].contiguous()
 
 
 def check_rulebook(operator: str, rulebook: object) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triops import _check, _op
 from triops.ops.rulebook import Rulebook, check_rulebook
-from triops.ops.rulebook.rulebook import scatter_of
+from triops.ops.rulebook.rulebook import Tables, scatter_of
 from triops.ops.sparse_pool import reference
 
 
@@ -41,7 +41,7 @@ def sparse_max_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     """
     check_rulebook("sparse_max_pool", rulebook)
     tables = rulebook.tables
-    return _sparse_max_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
+    return _sparse_max_pool(features, tables.gather, _scatter_for(features, tables))[0]  # type: ignore[no-any-return]
 
 
 def sparse_max_pool_from_zero(features: Tensor, rulebook: Rulebook) -> Tensor:
@@ -59,7 +59,10 @@ def sparse_max_pool_from_zero(features: Tensor, rulebook: Rulebook) -> Tensor:
             [0.]])
     """
     check_rulebook("sparse_max_pool_from_zero", rulebook)
-    return _sparse_max_pool_from_zero(features, rulebook.gather, rulebook.scatter)  # type: ignore[no-any-return]
+    tables = rulebook.tables
+    return _sparse_max_pool_from_zero(  # type: ignore[no-any-return]
+        features, tables.gather, _scatter_for(features, tables)
+    )
 
 
 def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
@@ -88,7 +91,7 @@ def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     """
     check_rulebook("sparse_avg_pool", rulebook)
     tables = rulebook.tables
-    return _sparse_avg_pool(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-any-return]
+    return _sparse_avg_pool(features, tables.gather, _scatter_for(features, tables))[0]  # type: ignore[no-any-return]
 
 
 class _TimesCount(torch.autograd.Function):
@@ -126,7 +129,14 @@ def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
     """
     check_rulebook("sparse_avg_pool_times_count", rulebook)
     tables = rulebook.tables
-    return _TimesCount.apply(features, tables.gather, scatter_of(tables))[0]  # type: ignore[no-untyped-call, no-any-return]
+    return _TimesCount.apply(features, tables.gather, _scatter_for(features, tables))[0]  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _scatter_for(features: Tensor, tables: Tables) -> Tensor:
+    """The transposed table, which only a gradient reads; where none is wanted, memory of its shape that holds nothing."""
+    if torch.is_grad_enabled() and features.requires_grad:
+        return scatter_of(tables)
+    return tables.gather.new_full((1, 1), -1).expand(tables.gather.shape[0], tables.inputs)
 
 
 def _check_forward(operator: str, features: Tensor, gather: Tensor, scatter: Tensor) -> None:
