@@ -312,3 +312,11 @@ def test_faces() -> None:
     assert groups == [[1, 2], [0], [3]]
     flattened = sorted(itertools.chain(*groups))
     assert flattened == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "gpu"])
+def test_boxes_of_negative_size_overlap_nothing(backend: str) -> None:
+    """Of two of them, intersection and union as computed are both negative, and the quotient is not."""
+    boxes, scores = torch.tensor([[0.0, 10, 10, 0], [0, 10, 10, 0], [3, 3, 2, 2]]), torch.tensor([0.9, 0.8, 0.7])
+    assert run(backend, "nms", (boxes, scores, None, 0.3, 0)).tolist() == [0, 1, 2]
+    assert run(backend, "soft_nms", (boxes, scores, 0.3, 0.5, 1e-3, "naive", 0))[0].tolist() == [0, 1, 2]

@@ -108,7 +108,7 @@ def test_the_transposed_table_is_made_for_a_gradient_alone(pool: Any, monkeypatc
     made: list[Any] = []
     scatter_of = sparse_pool.scatter_of
     monkeypatch.setattr(sparse_pool, "scatter_of", lambda tables: made.append(tables) or scatter_of(tables))
-    rulebook, features = Rulebook.sparse(random_sites(40, 1, [5, 5], 0), 1, [5, 5], 2, 2), torch.randn(40, 3)
+    rulebook, features = Rulebook.sparse(random_sites(20, 1, [5, 5], 0), 1, [5, 5], 2, 2), torch.randn(20, 3)
     with torch.no_grad():
         expected = pool(features.requires_grad_(), rulebook)
     assert not made

@@ -60,7 +60,7 @@ def iou(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area
     """As `bbox_overlaps`, with the division by the rules of IEEE."""
     inter, base = shared_area(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, OFFSET)
     ratio = divide(inter, base)
-    return tl.where(ratio > 0, ratio, 0.0)
+    return tl.where((inter > 0) & (ratio > 0), ratio, 0.0)  # boxes of negative size have quotients of two negatives
 
 
 @triton.jit
