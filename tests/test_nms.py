@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import run
+from support import GPU, run
 from torch import Tensor
 
 import triops
@@ -184,6 +184,7 @@ def test_on_a_gpu_boxes_that_go_through_in_several_chunks_give_the_same_answer(s
     assert torch.equal(run("gpu", sample.operator, args).cpu(), run("reference", sample.operator, args))
 
 
+@pytest.mark.skipif(GPU == "cuda", reason="a GPU does nothing else")
 @pytest.mark.parametrize("margin", [0.0, pytest.param(0.01, marks=pytest.mark.full)])
 def test_one_box_after_the_other_as_on_a_gpu_gives_the_same_answer(margin: float, monkeypatch: Any) -> None:
     """The interpreter compares 64 at once elsewhere."""

@@ -1,7 +1,8 @@
-"""three_interpolate on GPU: a tile of places and channels per program, read from rows of channels.
+"""three_interpolate on GPU: a tile of places and channels per program.
 
-As in gather_points, planes of many channels are turned into rows first. The backward adds to rows by atomics, or in
-deterministic mode by one program per point over the places that are sorted by point.
+As in gather_points, planes of many channels are transposed into rows first where there is much to read. The backward
+adds to rows or planes by atomics, or in deterministic mode by one program per point over the places that are sorted by
+point.
 """
 
 import torch
@@ -14,6 +15,7 @@ from triops._gpu import cdiv, next_power_of_2
 from triops._gpu.rows import address, places_by_point, points_and_channels, tile_of_program
 
 FEW_CHANNELS = 8  # up to which planes are read as they lie
+FEW_VALUES = _gpu.block(2**19, interpreted=2**10)  # written, likewise: a transposition is a launch more
 MOST_CHANNELS = 64  # of a tile
 TILE = _gpu.block(4096, interpreted=16384)
 WARPS = 4
@@ -27,15 +29,21 @@ def three_interpolate(features, indices, weights, channels_last):
     out = torch.empty(shape, dtype=features.dtype, device=features.device)
     if out.numel() == 0:
         return out
-    in_rows = channels_last or channels > FEW_CHANNELS
-    source = features.contiguous() if channels_last or not in_rows else features.mT.contiguous()
+    indices, weights = indices.contiguous(), weights.contiguous()
     block = min(next_power_of_2(channels), MOST_CHANNELS)
     blocks = cdiv(places, TILE // block)
-    _interpolate_kernel[(blocks * batch, cdiv(channels, block))](
-        source, indices.contiguous(), weights.contiguous(), out, blocks, count, places, neighbors, channels,
-        IN_ROWS=in_rows, OUT_ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, REAL=_real(features),
-        num_warps=WARPS,
-    )  # fmt: skip
+
+    def launch(in_rows):
+        source = features.mT if in_rows and not channels_last else features
+        _interpolate_kernel[(blocks * batch, cdiv(channels, block))](
+            source.contiguous(), indices, weights, out, blocks, count, places, neighbors, channels, IN_ROWS=in_rows,
+            OUT_ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, REAL=_real(features), num_warps=WARPS,
+        )  # fmt: skip
+
+    if not channels_last and channels > FEW_CHANNELS:
+        key = "three_interpolate", features.dtype, indices.dtype, weights.dtype, channels
+        _gpu.compile_once(key, lambda: (launch(True), launch(False)))
+    launch(channels_last or (channels > FEW_CHANNELS and out.numel() > FEW_VALUES))
     return out
 
 
@@ -44,21 +52,31 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
     count, channels = points_and_channels(features, channels_last)
     check_indices_on_request("three_interpolate_backward", indices, count)
     grad, indices, weights = grad_output.contiguous(), indices.contiguous(), weights.contiguous()
-    sums = torch.zeros((batch, count, channels), dtype=compute_dtype(features.dtype), device=features.device)
+    in_order = torch.are_deterministic_algorithms_enabled()
+    sums_in_rows = channels_last or in_order or (channels > FEW_CHANNELS and grad.numel() > FEW_VALUES)
+    shape = (batch, count, channels) if sums_in_rows else (batch, channels, count)
+    sums = torch.zeros(shape, dtype=compute_dtype(features.dtype), device=features.device)
     block = min(next_power_of_2(channels), MOST_CHANNELS)
     blocks = cdiv(places, TILE // block)
     if sums.numel() and indices.numel():
-        if torch.are_deterministic_algorithms_enabled():
+
+        def add(in_rows):
+            _add_kernel[(blocks * batch, cdiv(channels, block))](
+                grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS=channels_last,
+                SUMS_IN_ROWS=in_rows, BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
+            )  # fmt: skip
+
+        if in_order:
             order, start = places_by_point(indices.view(batch, -1), count)
             _add_in_order_kernel[(batch * count, cdiv(channels, block))](
                 grad, weights, order, start, sums, places, neighbors, channels, ROWS=channels_last, CHANNELS=block,
                 num_warps=1,
             )  # fmt: skip
         else:
-            _add_kernel[(blocks * batch, cdiv(channels, block))](
-                grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS=channels_last,
-                BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
-            )  # fmt: skip
+            if not channels_last and channels > FEW_CHANNELS:
+                key = "three_interpolate_backward", grad.dtype, indices.dtype, weights.dtype, channels
+                _gpu.compile_once(key, lambda: (add(True), add(False)))
+            add(sums_in_rows)
     grad_weights = torch.zeros(weights.shape if of_weights else 0, dtype=weights.dtype, device=weights.device)
     if grad_weights.numel() and channels and count:
         rows = features if channels_last else features.mT
@@ -67,7 +85,7 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
             ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, REAL=_real(features), num_warps=WARPS,
         )  # fmt: skip
     sums = sums.to(features.dtype)
-    return sums if channels_last else sums.mT.contiguous(), grad_weights
+    return sums.mT.contiguous() if sums_in_rows and not channels_last else sums, grad_weights
 
 
 def _real(features):
@@ -95,8 +113,8 @@ def _interpolate_kernel(
 
 @_gpu.kernel(specialize=["channels"])
 def _add_kernel(
-    grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS: tl.constexpr,
+    SUMS_IN_ROWS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     batch, n, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
     own = address(batch, n[:, None], c[None, :], places, channels, ROWS)
@@ -106,7 +124,7 @@ def _add_kernel(
         i = tl.load(indices + at, mask=here, other=-1)
         weight = tl.load(weights + at, mask=here, other=0.0).to(sums.dtype.element_ty)
         used = here & (i >= 0) & (i < count)
-        to = address(batch, i[:, None], c[None, :], count, channels, True)
+        to = address(batch, i[:, None], c[None, :], count, channels, SUMS_IN_ROWS)
         tl.atomic_add(sums + to, weight[:, None] * value, mask=used[:, None] & there[None, :], sem="relaxed")
 
 
