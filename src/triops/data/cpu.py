@@ -117,9 +117,9 @@ def _copy_rows(flat, boxes, bottom, found, ends):
     """
     room, features = found.shape
     row, box = np.empty(room, np.int32), np.empty(room, np.int32)
-    frame, extent, scale, bits, first, box_of_cell, occupied = new_grid(boxes, flat.shape[0] // features)
-    bits = fill_grid(boxes, bottom, 0.0, bits, frame, extent, scale, first, box_of_cell, occupied)
-    pairs, finite = _find_pairs(flat, features, frame, extent, scale, bits, first, box_of_cell, occupied, row, box, ends)
+    frame, extent, scale, bits, first, cell_boxes, occupied = new_grid(boxes, flat.shape[0] // features)
+    bits = fill_grid(boxes, bottom, 0.0, bits, frame, extent, scale, first, cell_boxes, occupied)
+    pairs, finite = _find_pairs(flat, features, frame, extent, scale, bits, first, cell_boxes, occupied, row, box, ends)
     if pairs > room:
         return pairs, finite
     begin = 0

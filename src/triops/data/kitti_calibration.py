@@ -106,7 +106,7 @@ def to_lidar(location: Floats, dimensions: Floats, rotation_y: Floats, lidar_to_
 @lru_cache(maxsize=256)
 def _inverse(lidar_to_rectified: bytes) -> tuple[Floats, Floats]:
     """Rotation [3, 3], transposed, and shift [3] of the way back. All frames of one drive share a calibration."""
-    back = np.linalg.inv(np.frombuffer(lidar_to_rectified).reshape(4, 4))
+    back = np.linalg.inv(np.frombuffer(lidar_to_rectified).reshape(4, 4)).astype(np.float64, copy=False)
     return back[:3, :3].T, back[:3, 3]
 
 
