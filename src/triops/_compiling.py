@@ -45,6 +45,17 @@ def compiling(module: str, processor: str) -> Iterator[None]:
         ended()
 
 
+@contextmanager
+def shown_by(how: Callable[[str], None]) -> Iterator[None]:
+    """Within, lines are shown in this way."""
+    global show
+    before, show = show, how
+    try:
+        yield
+    finally:
+        show = before
+
+
 def started(module: str, processor: str) -> None:
     global count
     _thread.depth += 1

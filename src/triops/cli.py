@@ -47,12 +47,8 @@ def run(options: Namespace) -> int:
 @contextmanager
 def _progress(what: str, total: int | None = None) -> Iterator[Progress]:
     """A line of progress, above which compilations are told."""
-    with Progress(what, total) as progress:
-        before, _compiling.show = _compiling.show, progress.say
-        try:
-            yield progress
-        finally:
-            _compiling.show = before
+    with Progress(what, total) as progress, _compiling.shown_by(progress.say):
+        yield progress
 
 
 def info(options: Namespace) -> int:

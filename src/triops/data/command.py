@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from triops import _compiling
 from triops._arguments import UsageError, writable_folder
 from triops._terminal import Progress, wrapped
 from triops.data import files
@@ -73,7 +74,7 @@ def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job
             raise UsageError("--out: Parquet frames have no folder of their own to write to")
         classes = tuple(name for name in (options.classes or "").split(",") if name)
         job = make(sources, classes, out)
-        with Progress("looking for what is done") as progress:
+        with Progress("looking for what is done") as progress, _compiling.shown_by(progress.say):
 
             def watch(tally: Tally, total: int) -> None:
                 progress.advance(tally.describe(), total)

@@ -10,7 +10,7 @@ import numpy as np
 
 from triops._cpu.jit import inline, jit
 from triops._geometry.box.cpu import inside
-from triops._geometry.box_grid.cpu import build_grid, cell_of, keep_occupied
+from triops._geometry.box_grid.cpu import cell_of, fill_grid, keep_occupied, new_grid
 
 TILE = 1024  # points whose cells stay in the L1 cache, and that are passed over together where no box is near
 
@@ -24,19 +24,14 @@ def rows_of_boxes(points: Any, boxes: Any, bottom: bool) -> tuple[Any, Any, bool
     """
     flat = points.reshape(-1).view()
     flat.flags.writeable = False  # what was read from a file is: one kernel for both
-    features = points.shape[1]
-    grid = build_grid(boxes, bottom, 0.0, len(points))
-    ends = np.empty(len(boxes), np.int64)
+    features, ends = points.shape[1], np.empty(len(boxes), np.int64)
     room = len(points) // 4 + TILE  # few points are in a box
     while True:  # once, unless that was too little
-        row, box = np.empty(room, np.int32), np.empty(room, np.int32)
-        count, finite = _find_pairs(flat, features, *grid, row, box, ends)
+        found = np.empty((room, features), np.float32)
+        count, finite = _copy_rows(flat, boxes, bottom, found, ends)
         if count <= room:
-            break
+            return found[:count], ends, finite
         room = count
-    found = np.empty((count, features), np.float32)
-    _copy_rows(flat, features, boxes, row, box, count, ends, found)
-    return found, ends, finite
 
 
 @jit
@@ -114,8 +109,19 @@ def _find_pairs(flat, features, frame, extent, scale, bits, first, box_of_cell, 
 
 
 @jit
-def _copy_rows(flat, features, boxes, row, box, pairs, ends, found):
-    """Copy the rows of the pairs to `found`, box by box. `ends` has the boxes' counts before, their ends after."""
+def _copy_rows(flat, boxes, bottom, found, ends):
+    """Fill `found`, box by box, and `ends`. One call for all: Python's way into a kernel takes longer than its steps.
+
+    -> number of rows, and nothing is filled where it is more than there is room for; whether all points are certainly
+    finite
+    """
+    room, features = found.shape
+    row, box = np.empty(room, np.int32), np.empty(room, np.int32)
+    frame, extent, scale, bits, first, cell_boxes, occupied = new_grid(boxes, flat.shape[0] // features)
+    bits = fill_grid(boxes, bottom, 0.0, bits, frame, extent, scale, first, cell_boxes, occupied)
+    pairs, finite = _find_pairs(flat, features, frame, extent, scale, bits, first, cell_boxes, occupied, row, box, ends)
+    if pairs > room:
+        return pairs, finite
     begin = 0
     for t in range(ends.shape[0]):
         count = ends[t]
@@ -129,3 +135,4 @@ def _copy_rows(flat, features, boxes, row, box, pairs, ends, found):
             found[to, c] = flat[source + c] - boxes[t, c]
         for c in range(3, features):
             found[to, c] = flat[source + c]
+    return pairs, finite

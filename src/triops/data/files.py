@@ -16,6 +16,8 @@ _WHOLE_OR_NOTHING = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oc
 _PROCESS = uuid.uuid4().hex
 _numbers = itertools.count()
 
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
 Data = bytes | bytearray | memoryview
 
 
@@ -125,7 +127,7 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
     """
     if not is_url(path):
         unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
-        handle = os.open(unique, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(unique, _CREATE, 0o666)
         try:
             _write_all(handle, data)
         except BaseException:
@@ -161,7 +163,7 @@ def write(folder: str, contents: Sequence[tuple[str, Data]]) -> None:
         for name, data in contents:
             path = name if at is not None else f"{folder}/{name}"
             try:
-                handle, new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=at), True
+                handle, new = os.open(path, _CREATE, 0o666, dir_fd=at), True
             except FileExistsError:
                 handle, new = os.open(path, os.O_WRONLY, dir_fd=at), False
             try:
@@ -186,8 +188,9 @@ def append(path: str, data: Data) -> None:
 
 def _write_all(handle: int, data: Data) -> None:
     """data: bytes, or a view of bytes."""
-    written = os.write(handle, data) if data else 0
-    while written < len(data):
+    size = len(data)
+    written = os.write(handle, data) if size else 0
+    while written < size:
         written += os.write(handle, memoryview(data)[written:])
 
 

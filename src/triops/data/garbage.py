@@ -11,7 +11,8 @@ from contextlib import contextmanager
 def no_garbage() -> Iterator[None]:
     """Pause the garbage collector where a record per box is made and kept.
 
-    It would walk over every object of the process, torch's included, for longer than the records take.
+    It would walk over every object of the process, torch's included, for longer than the records take; and afterwards
+    over all that was made meanwhile, unless that counts as old.
     """
     paused = gc.isenabled()
     gc.disable()
@@ -19,4 +20,7 @@ def no_garbage() -> Iterator[None]:
         yield
     finally:
         if paused:
+            if gc.get_freeze_count() == 0:  # nobody else's objects are set aside
+                gc.freeze()
+                gc.unfreeze()  # to the oldest generation
             gc.enable()

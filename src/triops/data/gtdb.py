@@ -73,8 +73,11 @@ class GtDatabase(Job):
 
     def compute(self, ref: FrameRef, frame: Frame) -> Output:
         origin = Z_ORIGIN[self.layout]
-        wanted = [i for i, name in enumerate(frame.names) if not self.classes or name in self.classes]
-        names, boxes, sample = [frame.names[i] for i in wanted], frame.boxes_from(origin)[wanted], self._sample(ref)
+        names, boxes, sample = frame.names, frame.boxes_from(origin), self._sample(ref)
+        wanted = [*range(len(names))]
+        if self.classes:
+            wanted = [i for i in wanted if names[i] in self.classes]
+            names, boxes = [names[i] for i in wanted], boxes[wanted]
         rows, ends = _rows_of_boxes(frame.points, boxes, origin, frame.source)
         data, size = rows.data.cast("B") if rows.size else memoryview(b""), rows.itemsize * rows.shape[1]
         parts = [*zip([0, *ends], ends, strict=False)]

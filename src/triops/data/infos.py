@@ -109,19 +109,18 @@ class InfoFile:
         points = points_of(files.read(path), features, path)
         if self.sweeps:
             points = self._with_sweeps(points, info, features)
-        kept = [i for i in info.get("instances", []) if self._used(i, classes)]
+        names, kept = [], []
+        for instance in info.get("instances", ()):
+            name = classes.get(int(instance["bbox_label_3d"]))  # None where the class is ignored
+            if name is not None and (self.dataset != "nuscenes" or instance.get("bbox_3d_isvalid", True)):
+                names.append(name)
+                kept.append(instance)
         boxes = self._boxes(kept, info)
         return Frame(
-            points, check_boxes(boxes, where), [classes[int(i["bbox_label_3d"])] for i in kept],
-            convention.z_origin, [int(i.get("difficulty", 0)) for i in kept],
+            points, check_boxes(boxes, where), names, convention.z_origin, [int(i.get("difficulty", 0)) for i in kept],
             np.array([i["bbox"] for i in kept], np.float32) if kept and all("bbox" in i for i in kept) else None,
             [float(i["score"]) for i in kept] if kept and all("score" in i for i in kept) else None, path,
         )  # fmt: skip
-
-    def _used(self, instance: Mapping[str, Any], classes: Mapping[int, str]) -> bool:
-        """Not of a class that is ignored; in nuScenes, marked as valid."""
-        valid = bool(instance.get("bbox_3d_isvalid", True)) if self.dataset == "nuscenes" else True
-        return int(instance["bbox_label_3d"]) in classes and valid
 
     def _boxes(self, instances: Sequence[Mapping[str, Any]], info: Mapping[str, Any]) -> Points:
         velocity = self.dataset == "nuscenes"

@@ -353,7 +353,8 @@ def run(
         if strict and outcome.error is not None:
             raise FrameError(f"frame {outcome.key}: {outcome.error}")
     bad = job.bad()
-    good = done | job.done([ref for ref in refs if ref.key not in done])
+    others = [ref for ref in refs if ref.key not in done]
+    good = done | job.done(others) if others else done
     missing = [ref for ref in refs if ref.key not in good and ref.key not in bad]
     finished = None
     if not missing:

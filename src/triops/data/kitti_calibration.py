@@ -7,12 +7,14 @@ y. A box of triops is in the LiDAR's frame (x ahead, y left, z up), with the hea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+_LENGTH_WIDTH_HEIGHT = np.array([0, 2, 1])  # of a label's length, height, width
 _SHAPES = {"P2": (3, 4), "R0_rect": (3, 3), "Tr_velo_to_cam": (3, 4)}
 
 
@@ -91,13 +93,21 @@ def to_lidar(location: Floats, dimensions: Floats, rotation_y: Floats, lidar_to_
         location [N, 3], dimensions [N, 3] (length, height, width), rotation_y [N]: as in a label file.
         lidar_to_rectified [4, 4].
     """
-    back = np.linalg.inv(lidar_to_rectified)
+    rotation, shift = _inverse(lidar_to_rectified.astype(np.float64, copy=False).tobytes())
     boxes = np.empty((len(location), 7))
-    np.matmul(location, back[:3, :3].T, boxes[:, :3])
-    boxes[:, :3] += back[:3, 3]
-    boxes[:, 3], boxes[:, 4], boxes[:, 5] = dimensions[:, 0], dimensions[:, 2], dimensions[:, 1]
+    centre = boxes[:, :3]
+    np.matmul(location, rotation, centre)
+    centre += shift
+    boxes[:, 3:6] = dimensions[:, _LENGTH_WIDTH_HEIGHT]
     boxes[:, 6] = wrap(-rotation_y - np.pi / 2)
     return boxes
+
+
+@lru_cache(maxsize=256)
+def _inverse(lidar_to_rectified: bytes) -> tuple[Floats, Floats]:
+    """Rotation [3, 3], transposed, and shift [3] of the way back. All frames of one drive share a calibration."""
+    back = np.linalg.inv(np.frombuffer(lidar_to_rectified).reshape(4, 4)).astype(np.float64, copy=False)
+    return back[:3, :3].T, back[:3, 3]
 
 
 def to_camera(boxes: Floats, lidar_to_rectified: Floats) -> tuple[Floats, Floats, Floats]:

@@ -29,6 +29,14 @@ def build_grid(boxes, bottom, margin, points):
     -> frames [T, 8], extent [6], scale [2], bits of a cell's number per axis, and the boxes of each cell c:
     box[first[c]:first[c + 1]], ascending; occupied[c] says whether there are any.
     """
+    frame, extent, scale, bits, first, box, occupied = new_grid.py_func(boxes, points)
+    bits = fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied)
+    return frame, extent, scale, bits, first, box, occupied
+
+
+@jit
+def new_grid(boxes, points):
+    """What `build_grid` returns, before it is filled."""
     count, real = len(boxes), boxes.dtype
     bits = FINE if count >= MANY_BOXES else COARSE
     cells = 1 << (2 * bits)
@@ -37,12 +45,11 @@ def build_grid(boxes, bottom, margin, points):
     first, box = np.empty(cells + 2, np.uint32), np.empty(entries, np.uint32)
     occupied = np.empty(cells + 1, np.uint8)  # bytes, so that the table fits the L1 cache
     frame, extent, scale = np.empty((count, 8), real), np.empty(6, real), np.empty(2, real)
-    bits = _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied)
     return frame, extent, scale, bits, first, box, occupied
 
 
 @jit
-def _fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied):
+def fill_grid(boxes, bottom, margin, bits, frame, extent, scale, first, box, occupied):
     """Fill what `build_grid` returns. -> bits, fewer than given where the lists would not fit in `box`
 
     Boxes on top of each other would put most of them into every cell: the grid is halved until the lists are in
