@@ -285,8 +285,7 @@ def _backward_weight(begin, end, blocks, packed, counts, rows, given, parts, for
     inputs, outputs, ends, cursors = _room(offsets, BLOCK)
     flat = rows.reshape(-1)
     for part in range(begin, end):
-        cursors[:] = -1
-        for block in range(part, blocks, parts.shape[0]):
+        for block in range(part * blocks // parts.shape[0], (part + 1) * blocks // parts.shape[0]):
             origin = block * BLOCK
             count = min(BLOCK, given.shape[0] - origin)
             if not _read(packed, counts, origin, count, rows.shape[0], 0, 0, 1, cursors, inputs, outputs, ends):
@@ -295,6 +294,8 @@ def _backward_weight(begin, end, blocks, packed, counts, rows, given, parts, for
             start = 0
             for k in range(offsets):
                 stop, sums = ends[k], parts[part, k]
+                for j in range(stop, min(stop + 64, ends[-1])):  # of the next offset
+                    prefetch(flat, np.uint64(inputs[j]) * np.uint64(rows.shape[1]))
                 for lane in range(0, rows.shape[1], LANES):
                     for line in range(0, lines, LINES):
                         if line + LINES <= lines:
