@@ -27,15 +27,18 @@ def add_products(typing_context, sums, places, source, rows, matrices, k, group)
         places, rows = (cgutils.unpack_tuple(builder, args[i]) for i in (1, 3))
         k, group = args[5:]
         lane = builder.mul(group, sums.lanes)
-        totals = [sums.variable(sums.at(place, lane)) for place in places]
-        inputs = [source.at(row) for row in rows]
         matrix = matrices.at(k, group)
-        with cgutils.for_range(builder, source.shape[1]) as channel:
-            weights = matrices.vector(builder.gep(matrix, [builder.mul(channel.index, sums.lanes)]))
-            for total, row in zip(totals, inputs, strict=True):
-                sums.add_product(total, builder.load(builder.gep(row, [channel.index])), weights)
-        for total, place in zip(totals, places, strict=True):
-            sums.put(total, sums.at(place, lane))
+        for first in range(0, len(places), sums.in_registers):
+            together = slice(first, first + sums.in_registers)
+            targets = [sums.at(place, lane) for place in places[together]]
+            totals = [sums.variable(target) for target in targets]
+            inputs = [source.at(row) for row in rows[together]]
+            with cgutils.for_range(builder, source.shape[1]) as channel:
+                weights = matrices.vector(builder.gep(matrix, [builder.mul(channel.index, sums.lanes)]))
+                for total, row in zip(totals, inputs, strict=True):
+                    sums.add_product(total, builder.load(builder.gep(row, [channel.index])), weights)
+            for total, target in zip(totals, targets, strict=True):
+                sums.put(total, target)
         return context.get_dummy_value()
 
     return types.none(sums, places, source, rows, matrices, types.intp, types.intp), generate

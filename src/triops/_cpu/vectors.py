@@ -27,6 +27,8 @@ class Array:
         self.shape = cgutils.unpack_tuple(builder, array.shape)  # type: ignore[no-untyped-call]
         self.kind, self.align = ir.VectorType(context.get_data_type(element), LANES), element.bitwidth // 8
         self.lanes = context.get_constant(types.intp, LANES)
+        registers = LANES * element.bitwidth // 256
+        self.in_registers = (16 - registers - 1) // registers  # sums, beside a vector and a factor, in AVX2's 16
 
     def at(self, *index: Any) -> Any:
         """The address of an element; indices that are not given are 0."""
@@ -61,6 +63,18 @@ class Array:
         """variable += factor * vector, with one rounding where the processor can."""
         product = self.builder.fmul(splat(self.builder, factor), vector, flags=("contract",))
         self.builder.store(self.builder.fadd(self.builder.load(variable), product, flags=("contract",)), variable)
+
+
+@intrinsic
+def copy_vector(typing_context: Any, target: Any, to: Any, source: Any, at: Any) -> Any:
+    """target[to : to + LANES] = source[at : at + LANES], flat arrays of one dtype."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, source = (Array(context, builder, signature, args, i) for i in (0, 2))
+        target.store(source.vector(source.at(args[3])), target.at(args[1]))
+        return context.get_dummy_value()
+
+    return types.none(target, types.intp, source, types.intp), generate
 
 
 def splat(builder: Any, number: Any) -> Any:

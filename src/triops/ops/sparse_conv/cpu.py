@@ -1,8 +1,9 @@
 """Sparse convolution on CPU: block by block of output rows, offset by offset, sums stay in cache.
 
 A plan of pairs lists the pairs of each offset by ascending output row: those of a block of rows are a run that a binary
-search finds. Every output is summed in the order of the offsets, by one thread: the same bits on every run and
-with any number of threads, and nothing to lock.
+search finds. The runs of a block are first copied end to end, and checked on the way, so that the products run through
+one list that lies in cache and know which row comes next. Every output is summed in the order of the offsets, by one
+thread: the same bits on every run and with any number of threads, and nothing to lock.
 """
 
 import math
@@ -15,17 +16,20 @@ from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.intrinsics import prefetch
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages, zeros
-from triops._cpu.row_products import TOGETHER, add_outer_products, add_products
+from triops._cpu.row_products import add_outer_products, add_products
 from triops._cpu.threads import run
-from triops._cpu.vectors import LANES
+from triops._cpu.vectors import LANES, copy_vector
 from triops._dtypes import compute_dtype
 from triops.ops.rulebook.cpu import pack
 from triops.ops.rulebook.plans import Pairs
 
-BLOCK = 512  # output rows whose sums stay in cache
+SUMS = 32_768  # of a block of output rows, which stay in cache
+BLOCK = 512  # output rows of a weight gradient whose pairs are read at a time
+TOGETHER = 6  # pairs of one offset that share each vector of the weight
+LINES = 4  # output channels of a weight gradient that share each vector of a row
 PRODUCTS = 2_000_000  # of two numbers, worth a thread
 ROWS = 16_384  # to widen, worth a thread
-AHEAD = 8  # pairs from the request for a row to its use
+AHEAD = 18  # pairs from the request for a row to its use
 PARTS = 8  # of a weight gradient: the most threads that can share it
 
 
@@ -46,12 +50,15 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, a
     in_huge_pages(out)
     packed, counts = _pairs(operator, gather, features.shape[0], pairs)
     matrices = _by_lanes(weight.detach().flip(1) if flip else weight.detach(), real)
-    bias = torch.zeros(channels, dtype=real) if bias is None else bias.to(real)
-    blocks, foreign = -(-gather.shape[1] // BLOCK), np.zeros(1, np.uint8)
+    start = np.zeros(_padded(channels), matrices.dtype)
+    if bias is not None:
+        start[:channels] = as_numpy(bias.to(real))
+    block = max(SUMS // max(len(start), 1), 64)
+    blocks, foreign = -(-gather.shape[1] // block), np.zeros(1, np.uint8)
     residual = out[:0] if residual is None else residual
     run(
         _forward, blocks, _grain(counts, blocks, channels * features.shape[1]),
-        packed, counts, _rows(features, real), matrices, as_numpy(bias), as_bits(residual),
+        block, packed, counts, _rows(features, real), matrices, start, as_bits(residual),
         ACTIVATIONS.index(activation), matrices.dtype.type(alpha), as_bits(out), foreign,
     )  # fmt: skip
     _refuse_foreign(operator, foreign)
@@ -125,125 +132,176 @@ def _widen(begin, end, source, rows):
 
 
 @jit
-def _forward(begin, end, packed, counts, source, matrices, bias, residual, activation, alpha, target, foreign):
-    """The outputs of blocks [begin, end)."""
+def _forward(begin, end, size, packed, counts, source, matrices, bias, residual, activation, alpha, target, foreign):
+    """The outputs of blocks [begin, end) of `size` rows."""
     offsets, groups = matrices.shape[:2]
-    sums = np.zeros((BLOCK, groups * LANES), matrices.dtype)
-    cursors = np.empty(offsets, np.intp)  # the first pair of each offset that is not done
-    for k in range(offsets):
-        cursors[k] = _first_not_below(packed[k, 0], 0, counts[k], begin * BLOCK)
+    sums = np.zeros((size + 1, groups * LANES), matrices.dtype)  # the last row is for pairs that fill up
+    rows, places, ends, cursors = _room(offsets, size)
     for block in range(begin, end):
-        origin = block * BLOCK
-        count = min(BLOCK, target.shape[0] - origin)
-        for o in range(count):
-            for c in range(len(bias)):
-                sums[o, c] = bias[c]
-        for k in range(offsets):
-            start = cursors[k]
-            outputs, inputs = packed[k, 0], packed[k, 1]
-            stop = _first_not_below(outputs, start, min(start + count, np.intp(counts[k])), origin + count)
-            cursors[k] = stop
-            if not _fits(outputs, inputs, start, stop, origin, count, source.shape[0]):
-                foreign[0] = 1
-                continue
-            for group in range(groups):
-                _add_segment(start, stop, inputs, outputs, origin, source, matrices, k, group, sums)
-        if len(residual) > 0:
-            for o in range(count):
-                for c in range(len(bias)):
-                    sums[o, c] += widen(residual[origin + o, c])
-        if activation > 0:
-            _activate(sums, count, len(bias), activation, alpha)
-        for o in range(count):
-            for c in range(len(bias)):
-                target[origin + o, c] = narrow(sums[o, c], target)
-
-
-@jit
-def _activate(sums, count, channels, activation, alpha):
-    """In place, in the order of ACTIVATIONS."""
-    zero, one, half = sums.dtype.type(0), sums.dtype.type(1), sums.dtype.type(0.5)
-    root_half = sums.dtype.type(0.7071067811865476)
-    for o in range(count):
-        for c in range(channels):
-            value = sums[o, c]
-            if activation == 1:
-                sums[o, c] = zero if value < zero else value  # NaN stays
-            elif activation == 2:
-                sums[o, c] = one / (one + np.exp(-value))
-            elif activation == 3:
-                sums[o, c] = value * alpha if value < zero else value
-            elif activation == 4:
-                sums[o, c] = value * half * (one + math.erf(value * root_half))
-            else:
-                sums[o, c] = value / (one + np.exp(-value))
-
-
-@jit
-def _first_not_below(ascending, low, high, value):
-    """The first place in [low, high) that is not below `value`, or high."""
-    low, high = np.intp(max(low, 0)), np.intp(min(max(high, low), len(ascending)))
-    while low < high:
-        middle = (low + high) >> 1
-        if ascending[middle] < value:
-            low = middle + 1
+        origin = block * size
+        count = min(size, target.shape[0] - origin)
+        flat = sums.reshape(-1)
+        for place in range(0, count * groups * LANES, groups * LANES):
+            for lane in range(0, groups * LANES, LANES):
+                copy_vector(flat, place + lane, bias, lane)
+        if _read(packed, counts, origin, count, source.shape[0], origin, size, TOGETHER, cursors, rows, places, ends):
+            start = 0
+            for k in range(offsets):
+                for group in range(groups):
+                    _add_segment(start, ends[k], rows, places, source, matrices, k, group, sums)
+                start = ends[k]
         else:
-            high = middle
-    return low
+            foreign[0] = 1
+        _finish(sums, residual, activation, alpha, origin, count, target)
 
 
 @jit
-def _fits(outputs, inputs, start, stop, origin, count, rows):
-    """Whether pairs [start, stop) lie within the block and the inputs: whoever made the plan, memory stays sound."""
-    bad = False
+def _room(offsets, size):
+    """For the pairs of a block of rows: input rows and places of the sums, the end of each offset, and how far the plan
+    is read."""
+    most = offsets * (size + TOGETHER)
+    rows, places = np.zeros(most + AHEAD + TOGETHER, np.int32), np.empty(most, np.int32)
+    return rows, places, np.empty(offsets, np.intp), np.full(offsets, -1, np.intp)
+
+
+@jit
+def _read(packed, counts, origin, count, limit, base, filler, multiple, cursors, rows, places, ends):
+    """Copy the pairs of outputs [origin, origin + count) offset by offset into `rows` and `places`, outputs less
+    `base`; each offset is filled up to a multiple of pairs with row 0 and the place `filler`.
+
+    -> whether all lie within the block and the inputs: whoever made the plan, memory stays sound.
+    """
+    n, good = 0, True
+    plan, columns = packed.reshape(-1), np.uint64(packed.shape[2])
+    for k in range(len(ends)):
+        outputs, inputs, total = packed[k, 0], packed[k, 1], min(np.intp(counts[k]), packed.shape[2])
+        start = cursors[k]
+        if start < 0 or (start < total and outputs[start] < origin):  # the first block, or not the one behind the last
+            start = _first_not_below(outputs, max(start, 0), total, origin)
+        stop = _first_not_below(outputs, start, min(start + count, total), origin + count)
+        cursors[k] = stop
+        ahead = np.uint64(2 * k) * columns + np.uint64(stop)
+        for line in range(ahead, ahead + np.uint64(stop - start + 16), np.uint64(16)):  # of the next block
+            prefetch(plan, line)
+            prefetch(plan, line + columns)
+        good &= _copy(outputs, inputs, start, stop, origin, count, limit, base, places, rows, n)
+        n += stop - start
+        while n % multiple:
+            places[n], rows[n] = filler, 0
+            n += 1
+        ends[k] = n
+    return good
+
+
+@jit
+def _copy(outputs, inputs, start, stop, origin, count, limit, base, places, rows, n):
+    """Copy pairs [start, stop) to places and rows [n, ...). -> whether all lie within the block and the inputs"""
+    bad, shift = False, np.uint64(n) - np.uint64(start)
+    low, high, less, limit = np.int32(origin), np.int32(origin + count), np.int32(base), np.int32(limit)
     for j in range(np.uint64(start), np.uint64(stop)):
-        bad |= (outputs[j] < origin) | (outputs[j] >= origin + count) | (inputs[j] < 0) | (inputs[j] >= rows)
+        bad |= (outputs[j] < low) | (outputs[j] >= high) | (inputs[j] < 0) | (inputs[j] >= limit)
+        places[j + shift] = outputs[j] - less
+        rows[j + shift] = inputs[j]
     return not bad
 
 
 @jit
-def _add_segment(start, stop, inputs, outputs, origin, source, matrices, k, group, sums):
+def _add_segment(start, stop, rows, places, source, matrices, k, group, sums):
     """The pairs [start, stop), all of one offset, so that their outputs differ."""
-    flat, last = source.reshape(-1), stop - 1
+    flat = source.reshape(-1)
     for j in range(start, stop, TOGETHER):
-        if j + TOGETHER <= stop:
-            if group == 0:
-                for ahead in range(j + AHEAD, j + AHEAD + TOGETHER):
-                    prefetch(flat, np.uint64(inputs[min(ahead, last)]) * np.uint64(source.shape[1]))
-            rows = np.intp(inputs[j]), np.intp(inputs[j + 1]), np.intp(inputs[j + 2]), np.intp(inputs[j + 3])
-            places = (
-                np.intp(outputs[j]) - origin, np.intp(outputs[j + 1]) - origin,
-                np.intp(outputs[j + 2]) - origin, np.intp(outputs[j + 3]) - origin,
-            )  # fmt: skip
-            add_products(sums, places, source, rows, matrices, k, group)
+        if group == 0:
+            for ahead in range(j + AHEAD, j + AHEAD + TOGETHER):
+                prefetch(flat, np.uint64(rows[ahead]) * np.uint64(source.shape[1]))
+        outputs = (
+            np.intp(places[j]), np.intp(places[j + 1]), np.intp(places[j + 2]),
+            np.intp(places[j + 3]), np.intp(places[j + 4]), np.intp(places[j + 5]),
+        )  # fmt: skip
+        inputs = (
+            np.intp(rows[j]), np.intp(rows[j + 1]), np.intp(rows[j + 2]),
+            np.intp(rows[j + 3]), np.intp(rows[j + 4]), np.intp(rows[j + 5]),
+        )  # fmt: skip
+        add_products(sums, outputs, source, inputs, matrices, k, group)
+
+
+@jit
+def _finish(sums, residual, activation, alpha, origin, count, target):
+    """The outputs of a block: its sums, the residual added and activated."""
+    lines, channels, padded = count, target.shape[1], sums.shape[1]
+    if channels == padded:  # rows lie end to end: one long line, for loops of vectors
+        lines, channels, padded = 1, count * channels, count * padded
+    values, added, outputs = sums.reshape(-1), residual.reshape(-1), target.reshape(-1)
+    first = origin * target.shape[1]
+    zero = sums.dtype.type(0)
+    for line in range(lines):
+        at, to = np.uint64(line * padded), np.uint64(first + line * channels)
+        if len(added) > 0:
+            for c in range(np.uint64(channels)):
+                values[at + c] += widen(added[to + c])
+        if activation == 1:
+            for c in range(np.uint64(channels)):
+                value = values[at + c]
+                outputs[to + c] = narrow(zero if value < zero else value, outputs)  # NaN stays
         else:
-            for i in range(j, stop):
-                add_products(sums, (np.intp(outputs[i]) - origin,), source, (np.intp(inputs[i]),), matrices, k, group)
+            if activation > 1:
+                _activate(values[at : at + np.uint64(channels)], activation, alpha)
+            for c in range(np.uint64(channels)):
+                outputs[to + c] = narrow(values[at + c], outputs)
+
+
+@jit
+def _activate(values, activation, alpha):
+    """In place, in the order of ACTIVATIONS; those before are `_finish`'s."""
+    zero, one, half = values.dtype.type(0), values.dtype.type(1), values.dtype.type(0.5)
+    root_half = values.dtype.type(0.7071067811865476)
+    for c in range(len(values)):
+        value = values[c]
+        if activation == 2:
+            values[c] = one / (one + np.exp(-value))
+        elif activation == 3:
+            values[c] = value * alpha if value < zero else value
+        elif activation == 4:
+            values[c] = value * half * (one + math.erf(value * root_half))
+        else:
+            values[c] = value / (one + np.exp(-value))
+
+
+@jit
+def _first_not_below(ascending, low, high, value):
+    """The first place in [low, high) that is not below `value`, or high. Without a branch on what lies there."""
+    at = np.uint64(max(low, 0))
+    left = np.uint64(max(min(high, len(ascending)) - np.intp(at), 0))
+    while left > np.uint64(0):
+        half = (left + np.uint64(1)) >> np.uint64(1)
+        at += half * np.uint64(ascending[at + half - np.uint64(1)] < value)
+        left -= half
+    return np.intp(at)
 
 
 @jit
 def _backward_weight(begin, end, blocks, packed, counts, rows, given, parts, foreign):
     """Parts [begin, end) of the gradient, each the sum over its share of the blocks."""
     offsets, lines = parts.shape[1], parts.shape[2]
+    inputs, outputs, ends, cursors = _room(offsets, BLOCK)
+    flat = rows.reshape(-1)
     for part in range(begin, end):
-        for block in range(part, blocks, parts.shape[0]):
+        for block in range(part * blocks // parts.shape[0], (part + 1) * blocks // parts.shape[0]):
             origin = block * BLOCK
             count = min(BLOCK, given.shape[0] - origin)
+            if not _read(packed, counts, origin, count, rows.shape[0], 0, 0, 1, cursors, inputs, outputs, ends):
+                foreign[0] = 1
+                continue
+            start = 0
             for k in range(offsets):
-                outputs, inputs = packed[k, 0], packed[k, 1]
-                start = _first_not_below(outputs, 0, counts[k], origin)
-                stop = _first_not_below(outputs, start, min(start + count, np.intp(counts[k])), origin + count)
-                if start >= stop:
-                    continue
-                if not _fits(outputs, inputs, start, stop, origin, count, rows.shape[0]):
-                    foreign[0] = 1
-                    continue
-                sums = parts[part, k]
+                stop, sums = ends[k], parts[part, k]
+                for j in range(stop, min(stop + 64, ends[-1])):  # of the next offset
+                    prefetch(flat, np.uint64(inputs[j]) * np.uint64(rows.shape[1]))
                 for lane in range(0, rows.shape[1], LANES):
-                    for line in range(0, lines, TOGETHER):
-                        if line + TOGETHER <= lines:
+                    for line in range(0, lines, LINES):
+                        if line + LINES <= lines:
                             together = (line, line + 1, line + 2, line + 3)
                             add_outer_products(sums, together, lane, given, outputs, rows, inputs, start, stop)
                         else:
                             for one in range(line, lines):
                                 add_outer_products(sums, (one,), lane, given, outputs, rows, inputs, start, stop)
+                start = stop
