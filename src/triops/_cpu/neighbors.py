@@ -20,11 +20,27 @@ import numpy as np
 from triops._cpu.jit import inline, jit
 from triops._cpu.sort import radix_sort
 from triops._cpu.threads import run
+from triops._cpu.tree_vectors import (
+    MOST,
+    box_distances,
+    first,
+    keys_in_ball,
+    keys_of_points,
+    lowest_bit,
+    lowest_in_ball,
+    points_within,
+)
+from triops._cpu.vectors import LANES
 
-LANES = 16
+LANE_BITS = 4
 CURVE_BITS = 14  # per axis
 GRAIN = 64  # queries worth a thread
 MOST_LEVELS = 12
+MOST_IN_ORDER = 16  # neighbors that are kept in order; more are collected and put in order at the end
+FEW, CROWD = 16, 48  # keys that insertion sorts, and those that it takes too long for
+MOST_FLOAT32 = 3e38
+NUMBER = np.int64(0xFFFFFFFF)
+LAST = (np.int64(0x7F800000) << 32) - 1  # of the keys that are finite
 
 
 class Tree(NamedTuple):
@@ -63,13 +79,14 @@ def build(points, first_index):
 def nearest(tree, queries, indices, distances):
     """Fill indices [M, k] int32 and squared distances [M, k] with the nearest of queries [M, 3], -1 and inf behind."""
     zero = queries.dtype.type(0)
-    run(_search, len(queries), GRAIN, queries, _order(queries), tree, False, zero, zero, indices, distances)
+    collect = queries.dtype == np.float32 and indices.shape[1] > MOST_IN_ORDER
+    run(_search, len(queries), GRAIN, queries, _order(queries), tree, collect, False, zero, zero, indices, distances)
 
 
 def in_ball(tree, queries, near, far, indices):
     """Fill indices [M, k] int32 with the lowest whose squared distance d is 0 or `near <= d < far`, -1 behind."""
     none = np.empty((0, 0), queries.dtype)
-    run(_search, len(queries), GRAIN, queries, _order(queries), tree, True, near, far, indices, none)
+    run(_search, len(queries), GRAIN, queries, _order(queries), tree, True, True, near, far, indices, none)
 
 
 def _order(queries):
@@ -121,7 +138,7 @@ def _fill(points, rows, first_index, sizes, tree):
     for j in range(sizes[0] * LANES):
         node, lane = j // LANES, j % LANES
         for axis in range(3):
-            tree.points[node, axis, lane] = points[rows[j], axis] if j < rows.shape[0] else real(np.nan)
+            tree.points[node, axis, lane] = points[rows[j], axis] if j < rows.shape[0] else real(np.inf)
         tree.numbers[node, lane] = first_index + rows[j] if j < rows.shape[0] else -1
     for level in range(1, sizes.shape[0]):
         for j in range(sizes[level] * LANES):
@@ -145,46 +162,28 @@ def _fill(points, rows, first_index, sizes, tree):
 
 
 @jit
-def _box_distances(x, y, z, box, apart):
-    zero = apart.dtype.type(0)
-    for lane in range(LANES):
-        dx = _outside(x, box[0, lane], box[3, lane], zero)
-        dy = _outside(y, box[1, lane], box[4, lane], zero)
-        dz = _outside(z, box[2, lane], box[5, lane], zero)
-        apart[lane] = (dx * dx + dy * dy) + dz * dz
-
-
-@inline
-def _outside(value, low, high, zero):
-    """How far a value lies outside of an interval."""
-    below, above = low - value, value - high
-    apart = below if below > above else above
-    return apart if apart > zero else zero
-
-
-@jit
-def _point_distances(x, y, z, points, apart):
-    for lane in range(LANES):
-        dx = x - points[0, lane]
-        dy = y - points[1, lane]
-        dz = z - points[2, lane]
-        apart[lane] = (dx * dx + dy * dy) + dz * dz
-
-
-@jit
-def _search(begin, end, queries, order, tree, ball, near, far, indices, distances):
-    real = queries.dtype.type
-    zero, k, infinity = real(0), indices.shape[1], np.inf
-    waiting = np.empty((MOST_LEVELS, LANES), np.float64)  # keys of the children of a node per level
+def _search(begin, end, queries, order, tree, collect, ball, near, far, indices, distances):
+    real, k, infinity = queries.dtype.type, indices.shape[1], np.inf
+    room = (k + max(k, 2 * LANES) if collect else 0) + LANES
+    candidates, others = np.empty(room, np.int64), np.empty(room, np.int64)
+    places, counts = np.empty(room, np.int32), np.empty(_buckets(k), np.int32)
+    waiting = np.empty((MOST_LEVELS, LANES), np.int32)  # ranks of the children of a node per level
     nodes = np.empty(MOST_LEVELS, np.int64)
-    apart, keys, found = np.empty(LANES, queries.dtype), np.full(k, np.inf), np.empty(k, np.int32)
-    before, bound = order[begin] if begin < end else np.int32(0), infinity
+    apart, keys = np.empty(LANES, queries.dtype), np.empty(LANES, np.int64)
+    best, found = np.full(k, infinity), np.empty(k, np.int32)
+    before, furthest = order[begin] if begin < end else np.int32(0), infinity
     for place in range(begin, end):
         q = order[place]
-        if not ball:
-            bound, before = _bound(queries[before], queries[q], keys[k - 1]), q
-        keys[:], found[:] = infinity, -1
         x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
+        bound, limit, count = infinity, LAST, 0
+        if not ball:
+            step = _step(x, queries[before, 0]) + _step(y, queries[before, 1]) + _step(z, queries[before, 2])
+            bound, before = _bound(step, furthest), q
+            if bound < MOST_FLOAT32:
+                limit = _last_key(bound)
+        if not collect:
+            for slot in range(k):
+                best[slot], found[slot] = infinity, -1
         level, nodes[tree.top] = tree.top + 1, 0
         enter = searching = np.isfinite(x) and np.isfinite(y) and np.isfinite(z)
         while searching:
@@ -192,50 +191,202 @@ def _search(begin, end, queries, order, tree, ball, near, far, indices, distance
                 level -= 1
                 node = nodes[level]
                 if level > 0:
-                    at = tree.starts[level] + node
-                    _box_distances(x, y, z, tree.boxes[at], apart)
                     if ball:
-                        for lane in range(LANES):
-                            inside = apart[lane] < far or apart[lane] == zero
-                            waiting[level, lane] = tree.lowest[at, lane] if inside else infinity
+                        lowest_in_ball(
+                            tree.boxes, tree.lowest, tree.starts[level] + node, x, y, z, far, waiting, level
+                        )  # fmt: skip
                     else:
-                        for lane in range(LANES):
-                            waiting[level, lane] = apart[lane]
+                        box_distances(tree.boxes, tree.starts[level] + node, x, y, z, waiting, level)
                 else:
-                    _point_distances(x, y, z, tree.points[node], apart)
-                    for lane in range(LANES):
-                        d, index = apart[lane], tree.numbers[node, lane]
+                    if collect:
                         if ball:
-                            if d == zero or (d >= near and d < far):
-                                _insert(np.float64(index), index, keys, found)
-                        elif d < infinity and d <= keys[k - 1] and d <= bound:
-                            _insert(np.float64(d), index, keys, found)
+                            keys_in_ball(tree.points, tree.numbers, node, x, y, z, near, far, keys)
+                        else:
+                            keys_of_points(tree.points, tree.numbers, node, x, y, z, keys)
+                        for lane in range(LANES):  # without a branch
+                            candidates[count] = keys[lane]
+                            count += keys[lane] <= limit
+                        if count > room - LANES:
+                            count = _select(candidates, others, count, k)
+                            limit = candidates[0]
+                            for i in range(1, count):
+                                limit = max(limit, candidates[i])
+                    else:
+                        within = points_within(tree.points, node, x, y, z, real(min(best[k - 1], bound)), apart)
+                        while within != 0:
+                            lane = lowest_bit(within)
+                            within &= within - 1
+                            _insert(np.float64(apart[lane]), tree.numbers[node, lane], best, found)
+                        if best[k - 1] < min(bound, MOST_FLOAT32):
+                            limit = _last_key(best[k - 1])
                     level = 1
-            child, nearest = -1, infinity
-            for lane in range(LANES):
-                if waiting[level, lane] < nearest:
-                    child, nearest = lane, waiting[level, lane]
-            enter = child >= 0 and nearest <= keys[k - 1] and nearest <= bound
+            nearest = first(waiting, level)
+            enter = nearest >> LANE_BITS <= limit >> 32
             if enter:
-                waiting[level, child] = infinity
+                child = nearest & (LANES - 1)
+                waiting[level, child] = MOST
                 nodes[level - 1] = nodes[level] * LANES + child
             elif level < tree.top:
                 level += 1
             else:
                 searching = False
-        indices[q] = found
+        if collect:
+            _sort(candidates, others, places, counts, count, k)
+        for slot in range(k):
+            if not collect:
+                indices[q, slot] = found[slot]
+                distances[q, slot] = best[slot]
+            elif slot >= count:
+                indices[q, slot] = -1
+                if not ball:
+                    distances[q, slot] = infinity
+            else:
+                indices[q, slot] = candidates[slot] & NUMBER
+                if not ball:
+                    distances[q, slot] = _rank(candidates[slot])
         if not ball:
-            for slot in range(k):
-                distances[q, slot] = keys[slot]
+            furthest = np.float64(distances[q, k - 1])
+
+
+@inline
+def _last_key(distance):
+    """Of a point as far away as this or, with the distance in float64, a little further."""
+    return ((np.int64(np.float32(distance).view(np.int32)) + 1) << 32) | NUMBER
+
+
+@inline
+def _step(to, since):
+    apart = np.float64(to) - np.float64(since)
+    return apart * apart
 
 
 @jit
-def _bound(before, query, furthest):
-    """No less than the k-th squared distance of a query, also rounded, where that of the one before is `furthest`."""
-    step = 0.0
-    for axis in range(3):
-        apart = np.float64(query[axis]) - np.float64(before[axis])
-        step += apart * apart
+def _buckets(k):
+    buckets = 64
+    while buckets < 2 * k:
+        buckets *= 2
+    return buckets
+
+
+@jit
+def _sort(keys, others, places, counts, n, k):
+    """The k smallest of n different keys, in order, in front.
+
+    They go to buckets by their ranks, linearly, and from there in order. Where many fall into one bucket, they are
+    sorted by halves instead.
+    """
+    if n > FEW:
+        low, high = keys[0], keys[0]
+        for i in range(n):
+            low, high = min(low, keys[i]), max(high, keys[i])
+        least, most = _rank(low), _rank(high)
+        buckets = counts.shape[0]
+        scale = np.float32(buckets - 1) / (most - least) if most - least > np.float32(1e-30) else np.float32(0)
+        counts[:] = 0
+        for i in range(n):
+            places[i] = np.int32((_rank(keys[i]) - least) * scale)
+        for i in range(n):
+            counts[places[i]] += 1
+        total, crowd, end = np.int32(0), np.int32(0), n
+        for b in range(buckets):
+            inside = counts[b]
+            counts[b] = total
+            if total < k:
+                crowd = max(crowd, inside)
+                end = total + inside
+            total += inside
+        if crowd > CROWD:
+            _quicksort(keys, others, places, n, k)
+            return
+        for i in range(n):
+            others[counts[places[i]]] = keys[i]
+            counts[places[i]] += 1
+        for i in range(end):
+            keys[i] = others[i]
+        n = end
+    _insertion_sort(keys, 0, n)
+
+
+@inline
+def _rank(key):
+    return np.int32(key >> 32).view(np.float32)
+
+
+@jit
+def _insertion_sort(keys, begin, end):
+    for i in range(begin + 1, end):
+        key, j = keys[i], i
+        while j > begin and keys[j - 1] > key:
+            keys[j] = keys[j - 1]
+            j -= 1
+        keys[j] = key
+
+
+@jit
+def _quicksort(keys, others, places, n, k):
+    depth, begin, end = 0, 0, n
+    while True:
+        while end - begin > FEW:
+            cut = _partition(keys, others, begin, end)
+            if cut < k:
+                places[depth] = end
+                depth += 1
+            end = cut
+        _insertion_sort(keys, begin, end)
+        if depth == 0:
+            break
+        depth -= 1
+        begin, end = end, places[depth]
+
+
+@jit
+def _select(keys, others, n, k):
+    """The k smallest of n different keys, and few others, in front. -> how many these are"""
+    begin, end = 0, n
+    while end - begin > FEW and end > k + (k >> 2):
+        cut = _partition(keys, others, begin, end)
+        if cut >= k:
+            end = cut
+        else:
+            begin = cut
+    return end
+
+
+@jit
+def _partition(keys, others, begin, end):
+    """Keys below a middle one first, those above behind. -> where these begin: neither part is empty
+
+    Without a branch: which way a key goes is anyone's guess.
+    """
+    third = (end - begin) // 3
+    pivot = _median(
+        _median(keys[begin], keys[begin + 1], keys[begin + 2]),
+        _median(keys[begin + third], keys[begin + third + 1], keys[begin + third + 2]),
+        _median(keys[end - 3], keys[end - 2], keys[end - 1]),
+    )
+    low, high = begin, 0
+    for i in range(begin, end):
+        key = keys[i]
+        keys[low] = others[high] = key
+        below = key < pivot
+        low += below
+        high += not below
+    for i in range(high):
+        keys[low + i] = others[i]
+    return low
+
+
+@inline
+def _median(a, b, c):
+    return max(min(a, b), min(max(a, b), c))
+
+
+@inline
+def _bound(step, furthest):
+    """No less than the k-th squared distance of a query, also rounded, where that of the one before is `furthest`.
+
+    step: the squared distance between the two.
+    """
     reach = np.sqrt(step) + np.sqrt(furthest)
     return reach * reach * 1.00001 + 1e-30
 
