@@ -206,3 +206,20 @@ def test_ctrl_c_prints_what_was_done() -> None:
     assert process.returncode == 130
     assert "ingroup_inds" in words
     assert words.rstrip().endswith("interrupted")
+
+
+def test_a_sum_that_cancels_is_judged_by_the_reference_in_float64() -> None:
+    """Some pixel gets 2,500 in terms of both signs, which add up to 72: the reference is off by 8e-6 of that."""
+    from triops.acceptance.soak import execute
+    from triops.acceptance.soak.calls import Spec, draw
+
+    call = draw(Spec("deform_roi_pool_backward", "cuda", 2394757785))
+    expected = execute._expected(call)
+    assert expected.outputs is not None
+    exact = execute._in_float64(call, expected.outputs)
+    off = exact[0].clone()
+    off[0, 10, 0, 0] -= 2e-4
+    assert execute.difference([off, *exact[1:]], expected.outputs, "row")
+    assert not execute._differences(call, execute.Outcome([off, *exact[1:]]), expected)
+    off[0, 10, 0, 0] -= 2e-2
+    assert execute._differences(call, execute.Outcome([off, *exact[1:]]), expected)

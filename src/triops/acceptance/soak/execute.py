@@ -292,7 +292,20 @@ def _differences(call: Call, got: Outcome, expected: Outcome) -> list[str]:
         return []
     scale = _sample.standard_of(OPERATORS[call.judged_as]).error_scale
     found = difference(got.outputs, expected.outputs, scale)
+    if found and scale == "row":  # of thousands of terms that cancel the reference keeps no more digits than a kernel
+        found = difference(got.outputs, _in_float64(call, expected.outputs), scale)
     return [found] if found else []
+
+
+def _in_float64(call: Call, expected: list[Tensor]) -> list[Tensor]:
+    """What the reference makes of a call in float32 if it computes in float64, rounded; of other calls `expected`."""
+    floats = {a.dtype for a in call.args if _is_plain(a) and a.is_floating_point()}
+    if floats != {torch.float32}:
+        return expected
+    args = tuple(a.double() if _is_plain(a) and a.is_floating_point() else a for a in call.args)
+    with reference_backend():
+        exact = _outputs(call, args, call.function(*args))
+    return [x.to(e.dtype) for x, e in zip(exact, expected, strict=True)]
 
 
 def _is_specified(call: Call) -> bool:
