@@ -11,7 +11,8 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 import triops.compat.mmcv
-from triops._plain import gradients, maps
+from triops import _op
+from triops._plain import gradients, maps, regions
 from triops._plain.bezier_align import bezier_align
 from triops._plain.carafe import carafe
 from triops._plain.rotated_feature_align import rotated_feature_align
@@ -514,3 +515,21 @@ def test_deform_roi_pool_gives_its_gradients_to_input_and_offset(ext):
     torch.testing.assert_close(got, tuple(1 + e for e in expected))
     none = torch.zeros(0, dtype=torch.float64)
     ext.deform_roi_pool_backward(grad, input, BOXES[:2], none, got[0], none, sampling_ratio=2, **POOLED)
+
+
+def test_regions_grow_alike_without_numba(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(-40, 4, (17, 13), generator=g).clamp(min=0).int()
+    mask = torch.rand(17, 13, generator=g) < 0.8
+    features = torch.rand(17, 13, 2, generator=g)
+    score, contour = torch.rand(17, 13, generator=g), labels > 0
+
+    def grown():
+        expanded = regions.expand_regions(labels, mask, 1).tolist()
+        return expanded, regions.group_pixels(score, mask, features, labels, contour, 4, 0.6)
+
+    compiled = grown()
+    monkeypatch.setattr(_op, "why_unusable", lambda backend: "numba is not installed")
+    monkeypatch.setattr(_op, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="numba is not installed"):
+        assert grown() == compiled

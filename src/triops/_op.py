@@ -125,7 +125,7 @@ class Operator:
     def _load(self, backend: str) -> Callable[..., Any]:
         reason = why_unusable(backend)
         if reason:
-            _warn_unusable(backend, reason)
+            warn_unusable(backend, reason)
             return self.reference
         kernel: Callable[..., Any] = getattr(import_module(f"{self.package}.{backend}"), self.name)
         return kernel
@@ -374,7 +374,7 @@ def why_unusable(backend: str) -> str:
 _warned: set[str] = set()
 
 
-def _warn_unusable(backend: str, reason: str) -> None:
+def warn_unusable(backend: str, reason: str) -> None:
     if backend not in _warned:
         _warned.add(backend)
         warnings.warn(

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from triops import _op
+
 Array = np.ndarray[Any, Any]
 
 
@@ -57,9 +59,47 @@ def _array(tensor: Tensor, dtype: Any) -> Array:
 
 
 def _grow(labels: Array, mask: Array, features: Array, means: Array, limit: np.float32, seeds: Array) -> None:
-    from triops._plain import cpu
+    search = spread
+    reason = _op.why_unusable("cpu")
+    if reason:
+        _op.warn_unusable("cpu", reason)
+    else:
+        from triops._plain import cpu
+
+        search = cpu.spread
 
     first = np.flatnonzero(seeds)
     queue = np.empty(labels.size, np.int64)
     queue[: len(first)] = first
-    cpu.grow(labels, mask, features, means, limit, queue, len(first))
+    search(labels, mask, features, means, limit, queue, len(first))
+
+
+def spread(
+    labels: Array, mask: Array, features: Array, means: Array, limit: np.float32, queue: Array, count: int
+) -> None:
+    """Labels [H, W] spread from the `count` pixels in the queue, first come, first served, over the mask.
+
+    A pixel is taken while its features [H, W, F] are nearer to the mean [L, F] of the label than the root of `limit`.
+    queue [H * W] holds flat pixels, and ends up with all that were taken. `_plain.cpu` compiles it.
+    """
+    height, width = labels.shape
+    done = 0
+    while done < count:
+        y, x = queue[done] // width, queue[done] % width
+        done += 1
+        label = labels[y, x]
+        for dy, dx in ((0, -1), (0, 1), (-1, 0), (1, 0)):
+            row, column = y + dy, x + dx
+            if row < 0 or row >= height or column < 0 or column >= width:
+                continue
+            if not mask[row, column] or labels[row, column] > 0:
+                continue
+            distance = np.float32(0)
+            for f in range(features.shape[2]):  # each term is rounded to float32, as mmcv does
+                part = np.float64(means[label, f] - features[row, column, f])
+                distance = np.float32(np.float64(distance) + part * part)
+            if distance >= limit:
+                continue
+            labels[row, column] = label
+            queue[count] = row * width + column
+            count += 1

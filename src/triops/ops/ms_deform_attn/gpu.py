@@ -14,7 +14,7 @@ from triops.ops.ms_deform_attn import reference
 # Channels times queries of a program of one warp: loads of 16 bytes, by the bytes of an element.
 FORWARD = {2: 256, 4: 128, 8: 128}
 BACKWARD = 128
-WIDEST = 1024  # channels of a head that one program takes
+WIDEST = 1024  # channels of a head that a program takes at once
 
 
 def ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations, attention_weights):
@@ -39,7 +39,7 @@ def ms_deform_attn_backward(grad, value, spatial_shapes, level_start_index, samp
     _check_levels("ms_deform_attn_backward", value, spatial_shapes, level_start_index)
     operands = grad, value, spatial_shapes, level_start_index, sampling_locations, attention_weights
     channels = value.shape[3]
-    if torch.are_deterministic_algorithms_enabled() or channels > WIDEST:
+    if torch.are_deterministic_algorithms_enabled():
         return reference.ms_deform_attn_backward(*operands)
     batch, queries, heads, levels, points = attention_weights.shape
     real = torch.float64 if value.dtype == torch.float64 else torch.float32
@@ -55,8 +55,8 @@ def ms_deform_attn_backward(grad, value, spatial_shapes, level_start_index, samp
             grad.contiguous(), value.contiguous(), sampling_locations.contiguous(), attention_weights.contiguous(),
             spatial_shapes.contiguous(), level_start_index.contiguous(), grad_value, grad_locations, grad_weights,
             value.shape[1], queries, programs, heads, channels, levels, points,
-            QUERIES=block, CHANNELS=width, WHOLE=channels == width, num_warps=max(1, width // 256),
-            enable_fp_fusion=False,
+            QUERIES=block, CHANNELS=width, WHOLE=channels % width == 0, ONCE=channels <= width,
+            num_warps=max(1, width // 256), enable_fp_fusion=False,
         )  # fmt: skip
     return grad_value.to(value.dtype), grad_locations, grad_weights
 
@@ -149,11 +149,40 @@ def _attend_kernel(
     tl.store(out + (item * channels)[:, None] + channel[None, :], total.to(out.dtype.element_ty), mask=own_mask)
 
 
+@triton.jit
+def _give_back_point(
+    above, first, value, grad_value, inside, left, top, fx, fy, height, width, weight, stride, channel, channels,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What `above` gives to the four pixels around a point, and through them. -> the gradients of the weight and, but
+    for the weight and the size of the map, of x and y; whether any of the pixels exists."""
+    found_any = inside & (height < 0)
+    along_weight = tl.zeros_like(fx)
+    along_x = tl.zeros_like(fx)
+    along_y = tl.zeros_like(fx)
+    for down in tl.static_range(2):
+        for right in tl.static_range(2):
+            exists = _corner(inside, top + down, left + right, height, width)
+            mask = _across(exists, channel, channels, WHOLE)
+            found_any = found_any | exists
+            wy = fy if down else 1 - fy
+            wx = fx if right else 1 - fx
+            corner = first + (down * width + right).to(tl.int64) * stride
+            found = tl.load(value + corner, mask=mask, other=0.0).to(fx.dtype)
+            product = tl.where(exists, tl.sum(found * above, 1), 0.0)
+            along_weight += wy * wx * product
+            along_x += (wy if right else -wy) * product
+            along_y += (wx if down else -wx) * product
+            share = (wy * wx * weight)[:, None] * above
+            tl.atomic_add(grad_value + corner, share, mask=mask, sem="relaxed")
+    return along_weight, along_x, along_y, found_any
+
+
 @_gpu.kernel(specialize=("heads", "channels"))
 def _give_back_kernel(
     grad, value, locations, weights, shapes, starts, grad_value, grad_locations, grad_weights,
     pixels, queries, programs, heads, channels, levels, points,
-    QUERIES: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
+    QUERIES: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     head = tl.program_id(0) // programs % heads
@@ -164,8 +193,10 @@ def _give_back_kernel(
     item = (image * queries + query) * heads + head
     stride = heads * channels
     own = image * pixels * stride + tl.cast(head, tl.int64) * channels + channel[None, :]
+    out = (item * channels)[:, None] + channel[None, :]
     own_mask = valid[:, None] & (channel < channels)[None, :]
-    above = tl.load(grad + (item * channels)[:, None] + channel[None, :], mask=own_mask, other=0.0).to(REAL)
+    if ONCE:
+        above = tl.load(grad + out, mask=own_mask, other=0.0).to(REAL)
     for level in range(levels):
         height, width, start = _level(shapes, starts, level, pixels)
         for point in range(points):
@@ -175,25 +206,26 @@ def _give_back_kernel(
             inside = inside_x & inside_y
             weight = tl.load(weights + place, mask=inside, other=0.0).to(REAL)
             first = own + ((start + top * width + left).to(tl.int64) * stride)[:, None]
-            found_any = inside & (height < 0)
-            along_weight = tl.zeros([QUERIES], REAL)
-            along_x = tl.zeros([QUERIES], REAL)
-            along_y = tl.zeros([QUERIES], REAL)
-            for down in tl.static_range(2):
-                for right in tl.static_range(2):
-                    exists = _corner(inside, top + down, left + right, height, width)
-                    mask = _across(exists, channel, channels, WHOLE)
-                    found_any = found_any | exists
-                    wy = fy if down else 1 - fy
-                    wx = fx if right else 1 - fx
-                    corner = first + (down * width + right).to(tl.int64) * stride
-                    found = tl.load(value + corner, mask=mask, other=0.0).to(REAL)
-                    product = tl.where(exists, tl.sum(found * above, 1), 0.0)
-                    along_weight += wy * wx * product
-                    along_x += (wy if right else -wy) * product
-                    along_y += (wx if down else -wx) * product
-                    share = (wy * wx * weight)[:, None] * above
-                    tl.atomic_add(grad_value + corner, share, mask=mask, sem="relaxed")
+            if ONCE:
+                along_weight, along_x, along_y, found_any = _give_back_point(
+                    above, first, value, grad_value, inside, left, top, fx, fy, height, width, weight, stride, channel,
+                    channels, WHOLE,
+                )  # fmt: skip
+            else:
+                found_any = inside & (height < 0)
+                along_weight = tl.zeros([QUERIES], REAL)
+                along_x = tl.zeros([QUERIES], REAL)
+                along_y = tl.zeros([QUERIES], REAL)
+                for begin in range(0, channels, CHANNELS):
+                    mask = valid[:, None] & (channel < channels - begin)[None, :]
+                    part = tl.load(grad + out + begin, mask=mask, other=0.0).to(REAL)
+                    of_weight, of_x, of_y, found_any = _give_back_point(
+                        part, first + begin, value, grad_value, inside, left, top, fx, fy, height, width, weight,
+                        stride, channel, channels - begin, WHOLE,
+                    )  # fmt: skip
+                    along_weight += of_weight
+                    along_x += of_x
+                    along_y += of_y
             tl.store(grad_weights + place, along_weight.to(grad_weights.dtype.element_ty), mask=valid)
             weight = tl.where(found_any, weight, 0.0)  # off the map nothing counts, not even a NaN
             element = grad_locations.dtype.element_ty
