@@ -16,10 +16,10 @@ def check_images(operator, boxes, batch):
 
 @jit
 def _on_images(boxes, batch):
+    found = True
     for k in range(boxes.shape[0]):
-        if not (boxes[k, 0] > -1 and boxes[k, 0] < batch):  # true for NaN
-            return False
-    return True
+        found &= boxes[k, 0] > -1 and boxes[k, 0] < batch  # false for NaN
+    return found
 
 
 @jit

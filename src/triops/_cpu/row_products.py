@@ -94,9 +94,9 @@ def add_dot_products(typing_context, sums, left, at, right, places, count):
 
 @intrinsic
 def spread_products(typing_context, target, rows, weights, start, stop, source, line, lane):
-    """For every start <= j < stop: target[rows[j], lanes] += weights[j] * source[line, lanes], the LANES from `lane` on.
+    """For every start <= j < stop: target[rows[j], lanes] += weights[j] * source[line, lanes].
 
-    target, source [., a multiple of LANES]; rows, weights flat.
+    The LANES lanes from `lane` on. target, source [., a multiple of LANES]; rows, weights flat.
     """
 
     def generate(context, builder, signature, args):
