@@ -111,7 +111,12 @@ def images_of(boxes: Tensor, batch: int) -> tuple[Tensor, Tensor]:
 def check_images(operator: str, boxes: Tensor, batch: int) -> None:
     """IndexError for a box of an image that is not there."""
     if not bool(images_of(boxes, batch)[1].all()):
-        raise IndexError(f"{operator}: boxes must name images from 0 to {batch - 1} in column 0, and do not")
+        raise no_image(operator, batch)
+
+
+def no_image(operator: str, batch: int) -> IndexError:
+    """What `check_images` raises."""
+    return IndexError(f"{operator}: boxes must name images from 0 to {batch - 1} in column 0, and do not")
 
 
 def check_boxes(operator: str, boxes: Tensor, batch: int) -> None:

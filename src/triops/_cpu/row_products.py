@@ -93,3 +93,25 @@ def add_dot_products(typing_context, sums, left, at, right, places, count):
         return context.get_dummy_value()
 
     return types.none(sums, left, types.intp, right, places, types.intp), generate
+
+
+@intrinsic
+def spread_products(typing_context, target, rows, weights, start, stop, source, line, lane):
+    """For every start <= j < stop: target[rows[j], lanes] += weights[j] * source[line, lanes].
+
+    The LANES lanes from `lane` on. target, source [., a multiple of LANES]; rows, weights flat.
+    """
+
+    def generate(context, builder, signature, args):
+        target, rows, weights, source = (Array(context, builder, signature, args, i) for i in (0, 1, 2, 5))
+        start, stop, line, lane = args[3], args[4], args[6], args[7]
+        values = source.vector(source.at(line, lane))
+        with cgutils.for_range(builder, stop, start=start) as pair:
+            address = target.at(rows.integer(pair.index), lane)
+            total = target.variable(address)
+            target.add_product(total, builder.load(weights.at(pair.index)), values)
+            target.put(total, address)
+        return context.get_dummy_value()
+
+    flat = target, rows, weights, types.intp, types.intp
+    return types.none(*flat, source, types.intp, types.intp), generate

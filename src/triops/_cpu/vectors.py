@@ -126,3 +126,27 @@ def _transpose_square(
         return context.get_dummy_value()
 
     return types.none(source, types.intp, types.intp, target, types.intp, types.intp), generate
+
+
+@intrinsic
+def take_maxima(typing_context: Any, best: Any, places: Any, line: Any, rows: Any, begin: Any, end: Any) -> Any:
+    """For every lane: best[line] = rows[r] and places[line] = r, where rows[r] is higher, for begin <= r < end.
+
+    best, rows [., LANES] of floats, places likewise of int32.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        best, places, rows = (Array(context, builder, signature, args, i) for i in (0, 1, 3))
+        line, begin, end = args[2], args[4], args[5]
+        highest, place = best.variable(best.at(line)), places.variable(places.at(line))
+        with cgutils.for_range(builder, end, start=begin) as row:
+            found, old = rows.vector(rows.at(row.index)), builder.load(highest)
+            higher = builder.fcmp_ordered(">", found, old)
+            here = splat(builder, builder.trunc(row.index, _INT32))
+            builder.store(builder.select(higher, found, old), highest)
+            builder.store(builder.select(higher, here, builder.load(place)), place)
+        best.put(highest, best.at(line))
+        places.put(place, places.at(line))
+        return context.get_dummy_value()
+
+    return types.none(best, places, types.intp, rows, types.intp, types.intp), generate

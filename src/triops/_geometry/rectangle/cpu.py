@@ -42,6 +42,15 @@ def split(boxes, begin, end, offset, tile):
 
 
 @jit
+def split_rows(boxes, rows, offset, tile):
+    """boxes [rows] -> tile [7, .]: one row per field."""
+    for j in range(len(rows)):
+        x1, y1, x2, y2, width, height, area = load_box(boxes, np.uint64(rows[j]), offset)
+        tile[X1, j], tile[Y1, j], tile[X2, j], tile[Y2, j] = x1, y1, x2, y2
+        tile[WIDTH, j], tile[HEIGHT, j], tile[AREA, j] = width, height, area
+
+
+@jit
 def overlap(x1, y1, x2, y2, area, other_x1, other_y1, other_x2, other_y2, other_area, iof, offset):
     zero = type(offset)(0)
     width = minimum(x2, other_x2) - maximum(x1, other_x1) + offset

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import torch
 
-from triops._cpu.half import as_bits
+from triops._cpu.half import as_bits, widen
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy
+from triops._cpu.sort import radix_sort_between
 from triops._geometry.polygon.cpu import make_polygons
 from triops._geometry.polygon.cpu import overlap as polygon_overlap
-from triops._geometry.rectangle.cpu import AREA, X1, X2, Y1, Y2, overlap, split
+from triops._geometry.rectangle.cpu import AREA, X1, X2, Y1, Y2, overlap, split, split_rows
 from triops._geometry.rotated.cpu import IOU, TILE, find_near, make_frames, overlaps, pack, polygon_overlaps
 from triops.ops.nms.reference import EXP_TERMS, METHODS, by_score
 
@@ -18,23 +19,32 @@ _EXP_TERMS = np.array(EXP_TERMS)
 
 
 def nms(boxes, scores, labels, iou_threshold, offset):
-    order = by_score(scores)
-    keep = torch.empty(len(order), dtype=torch.bool)
+    total = boxes.shape[0]
+    real = np.float64 if boxes.dtype == torch.float64 else np.float32
+    fields, kept = np.empty((7, total), real), torch.empty(total, dtype=torch.int64)
+    order = _by_score(scores)
+    places, bounds = order, None
+    if labels is not None:
+        # each label's boxes side by side, still in order of the scores: no box meets one of another label
+        labels, at = labels[torch.from_numpy(order)].sort(stable=True)
+        counts = labels.unique_consecutive(return_counts=True)[1]
+        bounds = np.concatenate([np.zeros(1, np.int64), as_numpy(counts.cumsum(0))])
+        places = order[as_numpy(at)]
+    count = _suppress(as_bits(boxes), places, bounds, real(offset), real(iou_threshold), fields, kept.numpy())
     if labels is None:
-        _keep_best(boxes[order], np.array([0, len(order)]), iou_threshold, offset, keep)
-        return order[keep]
-    # each label's boxes side by side, still in order of the scores: no box meets one of another label
-    labels, places = labels[order].sort(stable=True)
-    counts = labels.unique_consecutive(return_counts=True)[1]
-    bounds = np.concatenate([np.zeros(1, np.int64), as_numpy(counts.cumsum(0))])
-    _keep_best(boxes[order[places]], bounds, iou_threshold, offset, keep)
-    return order[places[keep].sort().values]
+        return kept[:count].clone()
+    keep = np.zeros(total, np.bool_)
+    keep[kept[:count].numpy()] = True
+    return torch.from_numpy(order[keep[order]])
 
 
-def _keep_best(boxes, bounds, iou_threshold, offset, keep):
-    """Which boxes stay, of groups from one of `bounds` to the next, each in order of the scores."""
-    fields = _fields(boxes, offset)
-    _suppress(fields, bounds, fields.dtype.type(offset), fields.dtype.type(iou_threshold), keep.numpy())
+def _by_score(scores):
+    """As `by_score`, as an array."""
+    if scores.dtype == torch.float64:
+        return as_numpy(by_score(scores))
+    order = np.empty(scores.shape[0], np.int64)
+    _sort_scores(as_bits(scores), order)
+    return order
 
 
 def nms_rotated(boxes, scores, labels, iou_threshold, clockwise, margin):
@@ -77,7 +87,24 @@ def _fields(boxes, offset):
 
 
 @jit
+def _sort_scores(scores, order):
+    """Indices from the highest to the lowest score, equal ones as they come and NaN first, as torch sorts."""
+    keys = np.empty(len(order), np.int64)
+    for i in range(len(order)):
+        score = widen(scores[i]) + np.float32(0)  # -0 becomes 0
+        bits = np.int64(np.float32(score).view(np.int32))
+        ascending = bits if bits >= 0 else np.int64(-(2**31)) - bits  # of a sign and a magnitude
+        keys[i] = np.int64(2**31 - 1) - ascending if score == score else 0
+        order[i] = i
+    rows = order.copy()
+    if radix_sort_between(keys, rows, np.empty_like(keys), order):
+        return
+    order[:] = rows
+
+
+@jit
 def _mark(fields, i, stop, offset, threshold, dropped):
+    """Which boxes behind box i it drops -> the number of those that are dropped by now."""
     x1, y1, x2, y2, area = fields[X1, i], fields[Y1, i], fields[X2, i], fields[Y2, i], fields[AREA, i]
     first = i + 1
     a, b, c = fields[X1, first:stop], fields[Y1, first:stop], fields[X2, first:stop]
@@ -85,17 +112,47 @@ def _mark(fields, i, stop, offset, threshold, dropped):
     for j in range(np.uint64(len(a))):
         iou = overlap(x1, y1, x2, y2, area, a[j], b[j], c[j], d[j], e[j], False, offset)
         dropped[j] |= iou > threshold
+    count = np.uint32(0)
+    for j in range(np.uint64(len(a))):
+        count += np.uint32(dropped[j])
+    return np.int64(count)
 
 
 @jit
-def _suppress(fields, bounds, offset, threshold, keep):
-    dropped = np.zeros(len(keep), np.uint8)
-    for group in range(len(bounds) - 1):
-        stop = bounds[group + 1]
-        for i in range(bounds[group], stop):
-            keep[i] = dropped[i] == 0
-            if keep[i]:
-                _mark(fields, i, stop, offset, threshold, dropped[i + 1 : stop])
+def _close_up(fields, places, first, stop, dropped):
+    """Move the boxes from `first` on that are not dropped to the front -> where they end."""
+    to = first
+    for j in range(first, stop):
+        if dropped[j] == 0:
+            for field in (X1, Y1, X2, Y2, AREA):
+                fields[field, to] = fields[field, j]
+            places[to] = places[j]
+            to += 1
+    dropped[first:to] = 0
+    return to
+
+
+@jit
+def _suppress(boxes, order, bounds, offset, threshold, fields, kept):
+    """Indices of the boxes that stay, of groups from one of `bounds` to the next, each in order of the scores.
+
+    -> their number
+    """
+    total, count = len(order), np.int64(0)
+    places, dropped = order.copy(), np.zeros(total, np.uint8)
+    split_rows(boxes, places, offset, fields)
+    groups = 1 if bounds is None else len(bounds) - 1
+    for group in range(groups):
+        i, stop = (np.int64(0), total) if bounds is None else (bounds[group], bounds[group + 1])
+        while i < stop:
+            if dropped[i] == 0:
+                kept[count] = places[i]
+                count += 1
+                gone = _mark(fields, i, stop, offset, threshold, dropped[i + 1 : stop])
+                if 2 * gone > stop - i:
+                    stop = _close_up(fields, places, i + 1, stop, dropped)
+            i += 1
+    return count
 
 
 @jit

@@ -15,14 +15,27 @@ import torch
 
 from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
-from triops._cpu.rois import average, cut_box, give_back_average, neighbors, samples_within
+from triops._cpu.rois import (
+    average,
+    average_tile,
+    check_images,
+    cut_box,
+    empty_lists,
+    give_back_average,
+    give_back_tile,
+    neighbors,
+    samples_within,
+    worth_tiles,
+)
 from triops._cpu.threads import run
+from triops._cpu.vectors import LANES, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import check_images, empty_in_format, format_of
+from triops._rois import empty_in_format, format_of
 from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 VALUES_PER_THREAD = 100_000  # channels times taps worth a thread
 BLOCK = 16  # channels per work item of the backward
+MOST_LISTED = 16  # samples of a bin along an axis, of which a list of all its pixels is short
 
 
 class Rules(NamedTuple):
@@ -38,21 +51,24 @@ class Rules(NamedTuple):
 
 
 def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
+    real = compute_dtype(input.dtype)
+    boxes = as_numpy(boxes.to(real))
     check_images("roi_align", boxes, input.shape[0])
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
-    real = compute_dtype(input.dtype)
     layout = format_of(input)
     values = output if output.dtype == real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
     batch, channels, height, width = input.shape
     rules = Rules(batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0), bool(aligned),
                   layout == torch.channels_last)  # fmt: skip
-    scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
+    scale = np.array([spatial_scale], boxes.dtype)
     grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
-    operands = flat(input.to(real), layout), as_numpy(boxes.to(real)), scale, rules, flat(values, layout)
-    if mode == "avg":
+    operands = flat(input.to(real), layout), boxes, scale, rules, flat(values, layout)
+    if mode == "avg" and _in_tiles(rules, len(boxes)):
+        run(_average_tiles, *_tiles(rules, len(boxes)), *operands)
+    elif mode == "avg":
         run(_average, len(boxes), grain, *operands)
     else:
         run(_maximum, len(boxes), grain, *operands, *(flat(p, layout) for p in positions))
@@ -65,21 +81,26 @@ def roi_align_backward(
     grad_output, boxes, argmax_y, argmax_x, batch, height, width, spatial_scale, sampling_ratio, aligned, mode,
     channels_last,
 ):  # fmt: skip
-    check_images("roi_align_backward", boxes, batch)
     channels, rows, columns = grad_output.shape[1:]
     real = compute_dtype(grad_output.dtype)
+    boxes = as_numpy(boxes.to(real))
+    check_images("roi_align_backward", boxes, batch)
     out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
     if out.numel() == 0 or grad_output.numel() == 0:
         return out.zero_()
     layout = torch.channels_last if channels_last else torch.contiguous_format
     rules = Rules(batch, channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), channels_last)
+    scale, given = np.array([spatial_scale], boxes.dtype), flat(grad_output.to(real), layout)
+    if mode == "avg" and _in_tiles(rules, len(boxes)):
+        sums = out if out.dtype == real else torch.empty_like(out, dtype=real)
+        in_huge_pages(sums)
+        run(_give_back_tiles, *_tiles(rules, len(boxes)), given, boxes, scale, rules, flat(sums, layout))
+        return sums.to(grad_output.dtype)
     sums = zeros(out.numel(), dtype=real)
     block = 4 * BLOCK if channels_last else BLOCK
     items = batch * -(-channels // block)
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-len(boxes) // batch)))
-    given, boxes = flat(grad_output.to(real), layout), as_numpy(boxes.to(real))
     if mode == "avg":
-        scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
         run(_give_back_average, items, grain, given, boxes, scale, rules, block, as_numpy(sums))
     else:
         positions = flat(argmax_y, layout), flat(argmax_x, layout)
@@ -87,6 +108,19 @@ def roi_align_backward(
     if channels_last:
         return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
     return sums.view(out.shape).to(grad_output.dtype)
+
+
+def _in_tiles(rules, total):
+    samples = 4 * rules.ratio**2 if rules.ratio else 16  # pixels of a bin
+    reads = total * rules.rows * rules.columns * samples
+    fit = rules.ratio <= MOST_LISTED and rules.height * rules.width < 2**31  # lists of a bin's taps, in 32 bits
+    return not rules.channels_last and fit and worth_tiles(reads, rules.batch, rules.height, rules.width)
+
+
+def _tiles(rules, total):
+    """-> the number of tiles, and how many are worth a thread"""
+    values = LANES * (rules.height * rules.width + 16 * rules.rows * rules.columns * -(-total // rules.batch))
+    return rules.batch * -(-rules.channels // LANES), max(1, VALUES_PER_THREAD // values)
 
 
 # Positions
@@ -142,6 +176,12 @@ def _box_taps(box, scale, rules, taps):
     return max(real(samples_y) * real(samples_x), real(1))
 
 
+@jit
+def _most_in_bin(rules):
+    """Taps of one bin, along y and x together."""
+    return _most_taps(1, rules.height, rules.ratio) * _most_taps(1, rules.width, rules.ratio)
+
+
 @inline
 def _empty_taps(rules, like):
     most_y = _most_taps(rules.rows, rules.height, rules.ratio)
@@ -166,6 +206,28 @@ def _average(begin, end, input, boxes, scale, rules, output):
             continue
         image = np.int64(boxes[k, 0]) * rules.channels * rules.height * rules.width
         average(input, image, taps, rules, count, output, k * size)
+
+
+@jit
+def _average_tiles(begin, end, input, boxes, scale, rules, output):
+    """An item is a tile: LANES channels of one image."""
+    taps, bins, plane = _empty_taps(rules, output), rules.rows * rules.columns, rules.height * rules.width
+    lists = empty_lists(_most_in_bin(rules), output)
+    tile, sums = np.zeros((plane, LANES), output.dtype), np.empty((bins, LANES), output.dtype)
+    blocks = -(-rules.channels // LANES)
+    for item in range(begin, end):
+        n, first = item // blocks, item % blocks * LANES
+        channels = min(LANES, rules.channels - first)
+        transpose(channels, plane, input, (n * rules.channels + first) * plane, plane, tile.reshape(-1), 0, LANES)
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
+                continue
+            to = (k * rules.channels + first) * bins
+            count = _box_taps(boxes[k], scale, rules, taps)
+            if count == 0:
+                output[to : to + channels * bins] = 0
+                continue
+            average_tile(tile, taps, rules, count, lists, sums, channels, output, to)
 
 
 @jit
@@ -260,6 +322,27 @@ def _give_back_average(begin, end, given, boxes, scale, rules, block, grad):
             if count == 0:
                 continue
             give_back_average(given, k, n, first, channels, taps, rules, count, share, grad)
+
+
+@jit
+def _give_back_tiles(begin, end, given, boxes, scale, rules, grad):
+    """An item is a tile: LANES channels of one image."""
+    taps, bins, plane = _empty_taps(rules, grad), rules.rows * rules.columns, rules.height * rules.width
+    lists = empty_lists(_most_in_bin(rules), grad)
+    tile, shares = np.empty((plane, LANES), grad.dtype), np.zeros((bins, LANES), grad.dtype)
+    blocks = -(-rules.channels // LANES)
+    for item in range(begin, end):
+        n, first = item // blocks, item % blocks * LANES
+        channels = min(LANES, rules.channels - first)
+        tile[:] = 0
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
+                continue
+            count = _box_taps(boxes[k], scale, rules, taps)
+            if count > 0:
+                read = (k * rules.channels + first) * bins
+                give_back_tile(given, read, taps, rules, count, lists, shares, channels, tile)
+        transpose(plane, channels, tile.reshape(-1), 0, LANES, grad, (n * rules.channels + first) * plane, plane)
 
 
 @jit

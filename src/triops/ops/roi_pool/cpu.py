@@ -13,10 +13,12 @@ import torch
 
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.rois import check_images, worth_tiles
 from triops._cpu.threads import run
+from triops._cpu.vectors import LANES, take_maxima, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import check_images, empty_in_format, format_of
-from triops.ops.roi_pool.reference import LOWEST, NONE, bins, empty_outputs
+from triops._rois import empty_in_format, format_of
+from triops.ops.roi_pool.reference import LOWEST, NONE, empty_outputs
 
 VALUES_PER_THREAD = 100_000
 PIXELS = 16  # guess of the pixels of a bin
@@ -24,6 +26,7 @@ BLOCK = 16  # channels per work item of the backward
 
 
 class Rules(NamedTuple):
+    batch: int
     channels: int
     height: int
     width: int
@@ -33,50 +36,115 @@ class Rules(NamedTuple):
 
 
 def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
+    real = compute_dtype(input.dtype)
+    boxes = as_numpy(boxes.to(real))
     check_images("roi_pool", boxes, input.shape[0])
     output, argmax = empty_outputs(input, boxes, pooled_height, pooled_width)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), argmax.fill_(NONE)
-    real = compute_dtype(input.dtype)
     layout = format_of(input)
     values = output if output.dtype == real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
     in_huge_pages(argmax)
-    _, channels, height, width = input.shape
-    rules = Rules(channels, height, width, pooled_height, pooled_width, layout == torch.channels_last)
-    edges = bins(boxes, pooled_height, pooled_width, spatial_scale, height, width, input.dtype)
-    grain = max(1, VALUES_PER_THREAD // (PIXELS * channels * pooled_height * pooled_width))
-    run(_maximum, len(boxes), grain, flat(input.to(real), layout), as_numpy(boxes[:, 0].long()),
-        *map(as_numpy, edges), rules, flat(values, layout), flat(argmax, layout))  # fmt: skip
+    batch, channels, height, width = input.shape
+    rules = Rules(batch, channels, height, width, pooled_height, pooled_width, layout == torch.channels_last)
+    reads = PIXELS * len(boxes) * pooled_height * pooled_width
+    operands = flat(input.to(real), layout), boxes, np.array([spatial_scale], boxes.dtype), rules
+    outputs = flat(values, layout), flat(argmax, layout)
+    if not rules.channels_last and worth_tiles(reads, batch, height, width):
+        work = LANES * (height * width + reads // batch)
+        run(_maximum_tiles, batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // work), *operands, *outputs)
+    else:
+        run(_maximum, len(boxes), max(1, VALUES_PER_THREAD * len(boxes) // (reads * channels)), *operands, *outputs)
     if values is not output:
         output.copy_(values)
     return output, argmax
 
 
 def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels_last):
-    check_images("roi_pool_backward", boxes, batch)
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
+    boxes = as_numpy(boxes.to(real))
+    check_images("roi_pool_backward", boxes, batch)
     out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
     if out.numel() == 0 or grad_output.numel() == 0:
         return out.zero_()
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    rules = Rules(channels, height, width, rows, columns, channels_last)
+    rules = Rules(batch, channels, height, width, rows, columns, channels_last)
     sums = zeros(out.numel(), dtype=real)
     block = 4 * BLOCK if channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
     run(_give_back, batch * -(-channels // block), grain, flat(grad_output.to(real), layout),
-        as_numpy(boxes[:, 0].long()), flat(argmax, layout), rules, block, as_numpy(sums))  # fmt: skip
+        boxes, flat(argmax, layout), rules, block, as_numpy(sums))  # fmt: skip
     if channels_last:
         return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
     return sums.view(out.shape).to(grad_output.dtype)
 
 
 @jit
-def _maximum(begin, end, input, images, tops, bottoms, lefts, rights, rules, output, argmax):
+def _empty_edges(rules):
+    return (
+        np.empty(rules.rows, np.int64), np.empty(rules.rows, np.int64), np.empty(rules.columns, np.int64),
+        np.empty(rules.columns, np.int64),
+    )  # fmt: skip
+
+
+@jit
+def _find_edges(box, scale, rules, edges):
+    """First rows of the bins of a box, the rows behind their last, and columns likewise; as `bins` of the reference."""
+    real, one = scale.dtype.type, scale.dtype.type(1)
+    left, top = box[1] * scale[0], box[2] * scale[0]
+    width, height = (box[3] + one) * scale[0] - left, (box[4] + one) * scale[0] - top
+    finite = np.isfinite(left) and np.isfinite(top) and np.isfinite(width) and np.isfinite(height)
+    readable = finite and width > 0 and height > 0
+    for start, extent, size, begins, ends in (
+        (top, height, rules.height, edges[0], edges[1]), (left, width, rules.width, edges[2], edges[3]),
+    ):  # fmt: skip
+        pooled = len(begins)
+        length, last = extent / real(pooled), np.float32(size)
+        for p in range(pooled):
+            begin = np.floor(np.float32(real(p) * length + start))
+            end = np.ceil(np.float32((real(p) + one) * length + start))
+            begins[p] = np.int64(min(max(begin, np.float32(0)), last)) if readable else 0
+            ends[p] = np.int64(min(max(end, np.float32(0)), last)) if readable else 0
+
+
+@jit
+def _maximum_tiles(begin, end, input, boxes, scale, rules, output, argmax):
+    """An item is a tile: LANES channels of one image, side by side."""
+    real, bins, plane = output.dtype.type, rules.rows * rules.columns, rules.height * rules.width
+    edges = _empty_edges(rules)
+    tops, bottoms, lefts, rights = edges
+    tile, best = np.zeros((plane, LANES), output.dtype), np.empty((bins, LANES), output.dtype)
+    places = np.empty((bins, LANES), np.int32)
+    blocks = -(-rules.channels // LANES)
+    for item in range(begin, end):
+        n, first = item // blocks, item % blocks * LANES
+        channels = min(LANES, rules.channels - first)
+        transpose(channels, plane, input, (n * rules.channels + first) * plane, plane, tile.reshape(-1), 0, LANES)
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
+                continue
+            _find_edges(boxes[k], scale, rules, edges)
+            places[:] = NONE
+            for p in range(rules.rows):
+                for q in range(rules.columns):
+                    b, left, right = p * rules.columns + q, lefts[q], rights[q]
+                    best[b] = real(LOWEST) if tops[p] < bottoms[p] and left < right else real(0)
+                    for i in range(tops[p], bottoms[p]):
+                        take_maxima(best, places, b, tile, i * rules.width + left, i * rules.width + right)
+            to = (k * rules.channels + first) * bins
+            transpose(bins, channels, best.reshape(-1), 0, LANES, output, to, bins)
+            transpose(bins, channels, places.reshape(-1), 0, LANES, argmax, to, bins)
+
+
+@jit
+def _maximum(begin, end, input, boxes, scale, rules, output, argmax):
     plane, size = rules.height * rules.width, rules.channels * rules.rows * rules.columns
+    edges = _empty_edges(rules)
     for k in range(begin, end):
-        image, rows, columns = images[k] * rules.channels * plane, (tops[k], bottoms[k]), (lefts[k], rights[k])
+        _find_edges(boxes[k], scale, rules, edges)
+        image, rows, columns = np.int64(boxes[k, 0]) * rules.channels * plane, edges[:2], edges[2:]
         if rules.channels_last:
             _maximum_vectors(input, image, rows, columns, rules, output, argmax, k * size)
             continue
@@ -142,26 +210,30 @@ def _maximum_vectors(input, image, rows, columns, rules, output, argmax, to):
 
 
 @jit
-def _give_back(begin, end, given, images, argmax, rules, block, grad):
+def _give_back(begin, end, given, boxes, argmax, rules, block, grad):
     blocks, bins, plane = -(-rules.channels // block), rules.rows * rules.columns, rules.height * rules.width
-    pixel = rules.channels if rules.channels_last else 1
+    pixels = np.uint64(plane)
     for item in range(begin, end):
         n, first = item // blocks, item % blocks * block
         last = min(first + block, rules.channels)
-        for k in range(images.shape[0]):
-            if images[k] != n:
+        for k in range(boxes.shape[0]):
+            if np.int64(boxes[k, 0]) != n:
                 continue
             if rules.channels_last:
+                image = np.uint64(n * rules.channels * plane)
                 for b in range(bins):
-                    read = (k * bins + b) * rules.channels
-                    for c in range(first, last):
-                        at = np.int64(argmax[read + c])
-                        if 0 <= at < plane:
-                            grad[n * rules.channels * plane + at * pixel + c] += given[read + c]
+                    read = np.uint64((k * bins + b) * rules.channels)
+                    for c in range(np.uint64(first), np.uint64(last)):
+                        at = np.uint64(np.int64(argmax[read + c]))  # a negative one is huge
+                        if at < pixels:
+                            grad[image + at * np.uint64(rules.channels) + c] += given[read + c]
                 continue
-            for c in range(first, last):
-                read, to = (k * rules.channels + c) * bins, (n * rules.channels + c) * plane
-                for b in range(read, read + bins):
-                    at = np.int64(argmax[b])
-                    if 0 <= at < plane:
+            # The bins of a block of channels lie one behind the other.
+            read, to = np.uint64((k * rules.channels + first) * bins), np.uint64((n * rules.channels + first) * plane)
+            for _ in range(first, last):
+                for b in range(read, read + np.uint64(bins)):
+                    at = np.uint64(np.int64(argmax[b]))
+                    if at < pixels:
                         grad[to + at] += given[b]
+                read += np.uint64(bins)
+                to += pixels
