@@ -141,9 +141,9 @@ def _forward(begin, end, size, packed, counts, source, matrices, bias, residual,
         origin = block * size
         count = min(size, target.shape[0] - origin)
         flat = sums.reshape(-1)
-        for place in range(0, count * groups * LANES, groups * LANES):
+        for o in range(count):
             for lane in range(0, groups * LANES, LANES):
-                copy_vector(flat, place + lane, bias, lane)
+                copy_vector(flat, o * groups * LANES + lane, bias, lane)
         if _read(packed, counts, origin, count, source.shape[0], origin, size, TOGETHER, cursors, rows, places, ends):
             start = 0
             for k in range(offsets):
