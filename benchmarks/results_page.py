@@ -57,6 +57,13 @@ How many times faster two threads are than one, where one takes at least 0.4 ms:
 noisy: ratios differ by 0.2 and more between runs.
 """
 
+EAGER_WORDS = """
+Microseconds of a plain call in a loop, host work included, small sizes and large ones, against the compiled kernels of
+mmcv, called through its Python layer, and of torchvision. The shapes are the same at every call: from the 17th on
+triops repeats what it did on the host. **forward and backward** includes a sum and autograd's own work; a gradient of
+triops goes through Python, one of torchvision does not.
+"""
+
 NETWORK_WORDS = """
 Detectors of mmdetection3d, unmodified, from the configs it ships, with random weights:
 [how they run](dropin/mmdetection.md). Scenes are synthetic, of the size of the data set's own. **triops**: the share of
@@ -160,10 +167,37 @@ def page() -> str:
     for file in every:
         if "threads" in file and "cases" not in file and "networks" not in file:
             parts += [f"\n## A second thread\n{THREAD_WORDS}", _folded("All operators", _threads(file))]
+    parts.append(_eager())
     networks = [file for file in every if "networks" in file]
     if networks:
         parts += [f"\n## Whole networks\n{NETWORK_WORDS}", *(_networks(file) for file in networks)]
     return "".join(parts)
+
+
+def _eager() -> str:
+    """Plain calls on a GPU beside those of compiled peers, the lowest ratio first."""
+    file = json.loads((RESULTS / "eager" / "h200.json").read_text())
+    peers = ("mmcv", "torchvision")
+    lines = [
+        "| call | | triops | mmcv | torchvision | best peer over triops |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    found = []
+    for row in file["rows"]:
+        best = min(row[f"{peer}_us"] for peer in peers if f"{peer}_us" in row) / row["triops_us"]
+        way = "forward" if row["way"] == "fwd" else "forward and backward"
+        times = " | ".join(_us(row.get(f"{name}_us")) for name in ("triops", *peers))
+        found.append((best, row["way"] == "fwd", f"| {_cell(row['case'])} | {way} | {times} | {best:.2f} |"))
+    lines += [line for *_, line in sorted(found)]
+    counts = []
+    for is_forward, words in ((True, "forward calls"), (False, "of forward and backward")):
+        ratios = [best for best, forward, _ in found if forward == is_forward]
+        counts.append(f"{sum(r >= 1 for r in ratios)} of {len(ratios)} {words}, median {_number(median(ratios))}x")
+    versions = f"{file['date']}, torch {file['torch']}, mmcv {file['mmcv']}, torchvision {file['torchvision']}"
+    notes = f"<small>{versions}. {_sentence(file['note'])}.</small>"
+    words = f"\ntriops is the quickest in {' and '.join(counts)}.\n"
+    title = f"\n## Plain calls on an {file['machine']}\n{EAGER_WORDS}{words}"
+    return title + _folded("All calls, the lowest ratio first", "\n" + "\n".join(lines) + f"\n\n{notes}\n")
 
 
 def _threads(file: dict[str, Any]) -> str:
