@@ -134,7 +134,7 @@ def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
 
 def _scatter_for(features: Tensor, tables: Tables) -> Tensor:
     """The transposed table, which only a gradient reads; where none is wanted, one of its shape that says nothing."""
-    if torch.is_grad_enabled() and features.requires_grad:
+    if torch.is_grad_enabled() and isinstance(features, Tensor) and features.requires_grad:
         return scatter_of(tables)
     return tables.gather.new_full((1, 1), -1).expand(tables.gather.shape[0], tables.inputs)
 
