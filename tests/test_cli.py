@@ -224,6 +224,15 @@ def test_a_device_that_is_not_here_is_one_sentence(cli: Call) -> None:
 # Ctrl-C
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """A process that a shell started in the background ignores SIGINT, and so would a test in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_an_interrupted_check_writes_the_report_of_what_was_done(
     cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +259,7 @@ def test_an_interrupted_check_writes_the_report_of_what_was_done(
     assert "Stopped after 2 of 5 cases" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("heard")
 def test_an_interrupt_elsewhere_is_one_word(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_info, "versions", lambda: signal.raise_signal(signal.SIGINT))
     assert cli("info") == (130, "", "stopped\n")

@@ -165,6 +165,18 @@ def test_flat_indices_beyond_int32(backend: str) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("size", "step"), [(3, 2**31 - 1), (5, 2**31 - 1), (9, 2**30), (9, 2**29)])
+def test_a_dilation_beyond_the_grid_leaves_every_site_alone(backend: str, size: int, step: int) -> None:
+    """Offsets of 2**32 would come round to the site itself in 32 bits."""
+    sites = [[0, 0, 0, 0], [0, 3, 5, 6], [0, 2, 5, 6], [0, 3, 5, 5]]
+    for axes in [(1, 1, size), (1, size, 1), (size, 1, 1)]:
+        dilation = [step if n > 1 else 1 for n in axes]
+        _, pairs, num = rulebook(backend, sites, 1, [4, 6, 7], list(axes), dilation=dilation, subm=True)
+        middle = len(num) // 2
+        assert num.tolist() == [4 if k == middle else 0 for k in range(len(num))]
+        assert pairs_of(pairs, num, middle) == [[i, i] for i in range(4)]
+
+
 def test_every_site_of_a_grid_meets_every_other(backend: str) -> None:
     shape = [3, 4, 33]
     sites = torch.cartesian_prod(torch.arange(1), *(torch.arange(n) for n in shape)).int()

@@ -135,6 +135,13 @@ def test_3d_boxes_of_half_types_are_suppressed_as_the_same_boxes_in_float32(func
         assert torch.equal(function(boxes, scores, 0.2), function(boxes.float(), scores, 0.2)), seed
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32], ids=str)
+@pytest.mark.parametrize("function", [triops.nms3d, triops.nms3d_normal])
+def test_3d_boxes_are_numbers_with_a_point(function: Any, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=r"boxes must be .*float"):
+        function(torch.zeros(3, 7, dtype=dtype), torch.rand(3), 0.5)
+
+
 def test_boxes_that_are_not_finite_are_kept_and_drop_nothing() -> None:
     boxes = torch.tensor(
         [[0.0, 0, 2, 2], [-math.inf, -math.inf, math.inf, math.inf], [0, 0, math.nan, 2], [0, 0, 2, 2]]

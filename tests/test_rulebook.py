@@ -85,6 +85,19 @@ def test_the_index_of_a_convolutions_outputs_answers_the_look_ups_of_the_next(
     )
 
 
+@pytest.mark.parametrize(("size", "step"), [(3, 2**31 - 1), (5, 2**31 - 1), (9, 2**30)])
+def test_an_index_finds_nothing_beyond_the_grid(size: int, step: int) -> None:
+    window = [3, 3, 3], [1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0]
+    out, _, _, index = run(
+        "gpu", "sparse_neighbors", (sites_of(9, 2, SHAPE), 2, SHAPE, *window, False, None, True, True)
+    )
+    for axis in range(3):
+        kernel, dilation = ([n if a == axis else 1 for a in range(3)] for n in (size, step))
+        table = run("gpu", "submanifold_neighbors", (out, 2, SHAPE, kernel, dilation, index))
+        assert table[size // 2].tolist() == list(range(len(out)))
+        assert (table[torch.arange(size) != size // 2] == -1).all()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_an_index_of_other_sites_gives_rows_that_exist(seed: int) -> None:
     sites = sites_of(90, 2, SHAPE)

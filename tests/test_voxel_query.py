@@ -35,6 +35,14 @@ def test_a_point_at_the_radius_counts_and_a_center_without_points_is_minus_1(bac
     assert query(backend, [[0, 0, 1, 1]], 1.0, 3, [0, 1, 1]).tolist() == [[1, 2, 1]]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_center_as_far_off_as_integers_go_has_no_points(backend: str) -> None:
+    far, rows = [2**63 - 1, -(2**63), 2**31 - 1, -(2**31)], torch.tensor([[[[0, 1], [2, 3]]]], dtype=torch.int32)
+    sites = [[0, *(place if axis == a else 0 for a in range(3))] for axis in range(3) for place in far]
+    assert query(backend, sites, 9.0, 2, [0, 0, 0], rows=rows).tolist() == [[-1, -1]] * 12
+    assert query(backend, sites, 9.0, 2, [1, 1, 1], rows=rows).tolist() == [[-1, -1]] * 12
+
+
 def test_on_a_gpu_rows_and_batches_that_are_not_there_are_empty() -> None:
     rows = ROWS.clone()
     rows[rows == 1] = 2**31 - 1

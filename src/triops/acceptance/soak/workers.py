@@ -27,7 +27,7 @@ from triops.acceptance.soak.execute import Verdict, device_is_lost, run_round
 from triops.acceptance.soak.summary import Failure, Summary
 
 START_SECONDS = 300.0  # for the imports of a fresh process, on a busy machine
-MEMORY = 8 * 2**30  # bytes of a process without a GPU: a malformed call may ask for any amount
+MEMORY = 8 * 2**30  # bytes of a process: a malformed call may ask for any amount
 WEIGHTS = {"cuda": 8, "cuda-stream": 8, "cuda-graph": 4, "cpu": 6, "reference": 1, "interpreter": 1}
 AT_ONCE = (1, 1, 1, 2, 3, 4)  # calls of a round, each on a thread of its own
 ALONE = ("cuda-graph", "interpreter")  # backends whose calls run on no other thread's side
@@ -80,14 +80,14 @@ def _serve(connection: Connection, log: str, settings: Settings) -> None:
 
 
 def _limit_memory(on_gpu: bool, processes: int) -> None:
-    if on_gpu:  # CUDA reserves addresses without end
+    if on_gpu:
         import torch
 
         torch.cuda.set_per_process_memory_fraction(0.6 / processes)
-        return
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
+        # Of memory that can be written: CUDA reserves addresses without end.
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 

@@ -179,7 +179,8 @@ def nms3d_normal(
     tensor([1, 2])
     """
     seen = birds_eye_rectangles("nms3d_normal", "boxes", boxes)
-    seen = seen.to(compute_dtype(seen.dtype)) if seen.is_floating_point() else seen  # corners do not fit in half types
+    _check.Checker("nms3d_normal").dtype("boxes", seen, _check.FLOATS)
+    seen = seen.to(compute_dtype(seen.dtype))  # corners do not fit in half types
     centre, half = seen[:, :2], seen[:, 2:4] * 0.5
     return nms(torch.cat([centre - half, centre + half], 1), scores, iou_threshold, labels=labels)
 

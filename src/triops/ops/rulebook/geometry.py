@@ -154,7 +154,10 @@ def _check_numbers(
     halo = [(k - 1) * d for k, d in zip(kernel_size, dilation, strict=True)]
     volume = batch_size * math.prod(max(i, o) + h for i, o, h in zip(spatial_shape, shape, halo, strict=True))
     if volume >= MAX_VOLUME:
-        check.fail(f"batch_size times the grid must stay below 2**62 sites, got {batch_size} x {shape}")
+        check.fail(
+            "batch_size times the grid, with what the kernel reaches around it, must stay below 2**62 sites, "
+            f"got {batch_size} x {shape} and {halo}"
+        )
 
 
 _check_numbers_once = lru_cache(maxsize=1024)(_check_numbers)  # an error is not remembered, and raised each time

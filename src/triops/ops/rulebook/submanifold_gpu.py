@@ -16,6 +16,7 @@ import triton.language as tl
 
 from triops import _gpu
 from triops._gpu import cdiv, next_power_of_2
+from triops._gpu.launch import HIGHEST_INT32
 from triops._gpu.site_hash import SiteHash, find, load_site, parts, probe, word_key
 from triops.ops.rulebook.bitmap_gpu import rank_of
 from triops.ops.rulebook.strided_gpu import GRAIN
@@ -26,6 +27,7 @@ SMALL_WORD, LARGE_WORD = 16, 32
 # One warp per program: a block waits for its longest chain of probes.
 LOOKUP_BLOCK, LOOKUP_WARPS = _gpu.block(64, interpreted=512), 1  # below 1,024: three sums share an integer
 RANK_BLOCK, RANK_WARPS = _gpu.block(256, interpreted=512), 4
+HIGHEST = tl.constexpr(HIGHEST_INT32)
 ROWS_PER_PROGRAM = _gpu.block(1, interpreted=8)  # of offsets
 
 
@@ -74,7 +76,8 @@ def submanifold_table(indices, batch_size, shape, kernel_size, dilation, copy=No
 def ranked_table(indices, batch_size, shape, kernel_size, dilation, ranks):
     """-> neighbors int32 [K, L] of ascending sites, whose ranked bitmap is `ranks` int64 [words]."""
     hood, count = _neighborhood(tuple(shape), tuple(kernel_size), tuple(dilation)), indices.shape[0]
-    groups, constants = hood.offset_rows(kernel_size[-1] if kernel_size[-1] <= MAX_TAPS else 1)
+    together = kernel_size[-1] <= MAX_TAPS and hood.reach <= HIGHEST_INT32
+    groups, constants = hood.offset_rows(kernel_size[-1] if together else 1)
     neighbors = torch.empty((hood.volume, count), dtype=torch.int32, device=indices.device)
     _ranked_kernel[(cdiv(count, RANK_BLOCK), groups)](
         indices, ranks, neighbors, count, batch_size, *hood.shape,
@@ -89,8 +92,13 @@ def _shifted(v, k, size, AXES: tl.constexpr, A: tl.constexpr):
     if AXES[A][0] == 1:  # an axis without taps costs nothing
         return v + k * 0, v + k * 0 >= 0
     else:
-        place = v + (k - AXES[A][0] // 2) * AXES[A][1]
-        return place, (place >= 0) & (place < size)
+        if (AXES[A][0] // 2) * AXES[A][1] > HIGHEST:  # offsets would come round to places of the grid
+            far = v.to(tl.int64) + (k - AXES[A][0] // 2).to(tl.int64) * AXES[A][1]
+            inside = (far >= 0) & (far < size)
+            return tl.where(inside, far, 0).to(tl.int32), inside
+        else:
+            place = v + (k - AXES[A][0] // 2) * AXES[A][1]
+            return place, (place >= 0) & (place < size)
 
 
 @triton.jit
@@ -164,9 +172,10 @@ def _lookup_kernel(
 
 
 @triton.jit
-def _tap(rows, wanted, present, bit, c, TAPS: tl.constexpr, AXES: tl.constexpr):
+def _tap(rows, wanted, present, bit, c: tl.constexpr, TAPS: tl.constexpr, AXES: tl.constexpr):
     """The row under tap c along x. -> whether there is one, the row or -1"""
-    bit += (c - TAPS // 2) * AXES[3][1]
+    if c < TAPS:  # a single tap has a dilation of any size, which no place beside it could be reached by
+        bit += (c - TAPS // 2) * AXES[3][1]
     hit = wanted & (c < TAPS) & (((present >> (bit & 31).to(tl.uint32)) & 1) != 0)
     return hit, tl.load(rows + bit, mask=hit, other=-1)
 

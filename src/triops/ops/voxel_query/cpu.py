@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 from triops.ops.voxel_query.reference import check_values
 
 VOXELS_PER_THREAD = 50_000
+FAR = 2**40  # voxels: beyond every grid and window, and far from where integers end
 
 
 def voxel_query(points, centers, coords, voxel_rows, radius, k, max_range):
@@ -24,12 +25,17 @@ def voxel_query(points, centers, coords, voxel_rows, radius, k, max_range):
     return out
 
 
+@inline
+def _place(coordinate):
+    return min(max(np.int64(coordinate), -FAR), FAR)
+
+
 @jit
 def _query(begin, end, points, centers, coords, voxel_rows, far, max_range, out):
     k = out.shape[1]
     _, depth, height, width = voxel_rows.shape
     for q in range(begin, end):
-        batch, z0, y0, x0 = coords[q, 0], np.int64(coords[q, 1]), np.int64(coords[q, 2]), np.int64(coords[q, 3])
+        batch, z0, y0, x0 = coords[q, 0], _place(coords[q, 1]), _place(coords[q, 2]), _place(coords[q, 3])
         count = 0
         for z in range(max(z0 - max_range[0], 0), min(z0 + max_range[0] + 1, depth)):
             for y in range(max(y0 - max_range[1], 0), min(y0 + max_range[1] + 1, height)):
