@@ -88,7 +88,7 @@ class Operator:
             if self._apply is None:
                 with torch.no_grad():
                     return run(*args)
-            return self.overload(*args) if _eager.below_autograd() else self._apply(*args, run)
+            return self.overload(*args) if _eager.below_autograd() else self._differentiated(args, run)
         return run(*args)
 
     def of_backward(self, *args: Any) -> Any:
@@ -99,12 +99,16 @@ class Operator:
         """
         if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and _eager.plain():
             first, second = args[0], args[1]
+            if first.is_cuda:
+                key = self.signature.key(args)
+                run = None if key is None else self._of_backward.get(key)
+                if run is not None:
+                    return run(*args)
+            else:
+                key = None
             run = self._runs.get(first.device.type)
             if run is not None and is_plain(first) and is_plain(second):
-                key = self.signature.key(args) if first.is_cuda else None
-                if key is not None:
-                    run = self._of_backward.get(key) or self._remember(self._of_backward, key, run)
-                return run(*args)
+                return (run if key is None else self._remember(self._of_backward, key, run))(*args)
         return self(*args)
 
     def __repr__(self) -> str:
@@ -191,8 +195,14 @@ class Operator:
             return out
         if self._apply is not None and torch.is_grad_enabled() and _requires_grad(args):
             with enable_single_level_autograd_function():  # of functorch's levels the dispatcher has come to one
-                return self._apply(*args, below)
+                return self._differentiated(args, below)
         return below(*args)
+
+    def _differentiated(self, args: tuple[Any, ...], run: Callable[..., Any]) -> Any:
+        """What `run` makes of the arguments, known to autograd; see `_function`."""
+        call = [run]
+        output = self._apply(*args, call)
+        return output if len(call) == 1 else (output, *call[1:])
 
     def _check(self, args: tuple[Any, ...]) -> None:
         for position in self.signature.tensors:
@@ -276,27 +286,36 @@ def no_second_derivative(context: Any, *grads: Any) -> Any:
 def _function(
     reference: Callable[..., Any], setup_context: Callable[..., None] | None, backward: Callable[..., Any]
 ) -> Any:
-    """Autograd's side of an operator, a `torch.autograd.Function`; its last argument runs the forward.
+    """Autograd's side of an operator, a `torch.autograd.Function`; its last argument, a list, holds the forward.
 
-    A backward runs the reference where its forward did, on whichever thread.
+    Where the first of several outputs alone is differentiable, it alone is returned, and the others go into that list:
+    autograd takes microseconds for each output. A backward runs the reference where its forward did, on whichever
+    thread.
     """
-    one: list[bool] = []  # what `_one_is_differentiable` found
+    known: list[tuple[bool, int]] = []  # whether one output is differentiable, and how many autograd does not see
 
     def forward(ctx: Any, *args: Any) -> Any:
-        inputs = args[:-1]
-        output = args[-1](*inputs)
+        inputs, call = args[:-1], args[-1]
+        output = call[0](*inputs)
         ctx.forced_reference = _forced_reference.get()
         if setup_context is not None:
             setup_context(ctx, inputs, output)
-        if not one:
-            one.append(_one_is_differentiable(ctx, output))
-        if one[0]:  # else autograd fills gradients of zeros for indices and the like, a launch each
+        if not known:
+            one, several = _differentiable(ctx, output), isinstance(output, tuple)
+            known.append((len(one) == 1, len(output) - 1 if several and one == [0] else 0))
+        alone, unseen = known[0]
+        if alone:  # else autograd fills gradients of zeros for indices and the like, a launch each
             ctx.set_materialize_grads(False)
+        if unseen:
+            call.extend(output[1:])
+            return output[0]
         return output
 
     def backward_and_none(ctx: Any, *grads: Any) -> Any:
         if grads[0] is None and all(g is None for g in grads):
             return (None,) * len(ctx.needs_input_grad)
+        if known[0][1]:
+            grads = (*grads, *(None,) * known[0][1])
         if ctx.forced_reference == _forced_reference.get():  # spares every backward the microsecond below
             return *backward(ctx, *grads), None
         with _forced(ctx.forced_reference):
@@ -308,11 +327,11 @@ def _function(
     return type(reference.__name__, (_SingleLevelFunction,), {k: staticmethod(f) for k, f in members.items()})
 
 
-def _one_is_differentiable(ctx: Any, output: Any) -> bool:
-    """Whether a backward gets the gradient of one output alone; where autograd has none, no gradient goes on."""
+def _differentiable(ctx: Any, output: Any) -> list[int]:
+    """Which outputs a gradient flows through."""
     outputs = output if isinstance(output, tuple) else (output,)
     others = getattr(ctx, "non_differentiable", None) or ()
-    return bool(sum(t.is_floating_point() and all(t is not other for other in others) for t in outputs) == 1)
+    return [i for i, t in enumerate(outputs) if t.is_floating_point() and all(t is not other for other in others)]
 
 
 @contextmanager

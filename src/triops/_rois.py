@@ -61,6 +61,8 @@ def as_boxes(operator: str, input: Any, boxes: Any) -> Any:
 
 def as_bins(operator: str, output_size: Any) -> list[int]:
     """`output_size`, an integer or two, as rows and columns of bins."""
+    if type(output_size) is int and 1 <= output_size <= MOST_BINS:
+        return [output_size, output_size]
     c = _check.Checker(operator)
     one = _check.as_integer(output_size)
     sizes = [one, one] if one is not None else c.integers("output_size", output_size)

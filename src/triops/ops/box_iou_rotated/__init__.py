@@ -13,6 +13,7 @@ from triops._geometry.rotated.reference import MODES, Mode
 from triops.ops.box_iou_rotated import reference
 
 SMALLEST_UNION_3D = 1e-6  # of mmcv and OpenPCDet, where a margin can make the shared volume larger than both boxes
+ZERO = torch.tensor(0.0, device="cpu")  # for `fmax`, which takes no number
 
 
 def box_iou_rotated(
@@ -136,12 +137,13 @@ def boxes_iou3d(
     if not aligned:
         a, b = a[:, None], b[None]
     below, above = (0.5, 0.5) if z_origin == "center" else (0.0, 1.0)
-    top = torch.minimum(a[..., 2] + a[..., 5] * above, b[..., 2] + b[..., 5] * above)
-    bottom = torch.maximum(a[..., 2] - a[..., 5] * below, b[..., 2] - b[..., 5] * below)
-    shared = area * torch.where(top > bottom, top - bottom, 0.0)  # of what is not a number, 0
-    union = a[..., 3:6].prod(-1) + b[..., 3:6].prod(-1) - shared
-    ratio = shared / (union.clamp(min=SMALLEST_UNION_3D) if margin > 0 else union)
-    return torch.where(ratio > 0, ratio, 0.0).to(boxes_a.dtype)
+    # A small call takes as long as its launches: each line is one or two. `fmax` gives 0 for what is not a number.
+    top = torch.minimum(*(torch.add(x[..., 2], x[..., 5], alpha=above) for x in (a, b)))
+    bottom = torch.maximum(*(torch.sub(x[..., 2], x[..., 5], alpha=below) for x in (a, b)))
+    shared = area.mul_(torch.fmax(top.sub_(bottom), ZERO))
+    union = (a[..., 3:6].prod(-1) + b[..., 3:6].prod(-1)).sub_(shared)
+    ratio = shared / (union.clamp_(min=SMALLEST_UNION_3D) if margin > 0 else union)
+    return torch.fmax(ratio, ZERO).to(boxes_a.dtype)
 
 
 def _check_call(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> None:

@@ -2,6 +2,7 @@
 
 Many pairs take two launches, one for the frames of all rectangles and one for the tiles; a tile in which no pair is
 near is only filled with 0. Where pairs are few, or a rectangle has but one, frames are made where they are used.
+The polygon of a margin sorts its points in registers, so a thread has one pair there.
 """
 
 import torch
@@ -13,8 +14,8 @@ from triops._geometry.rotated.gpu import load_reach, load_rectangle, load_shape,
 from triops._geometry.rotated.reference import MODES
 from triops._gpu.arithmetic import from_bits
 
-# A pair needs many registers, so a thread has few of them.
-ROWS = _gpu.block(8, interpreted=64)
+# A pair needs many registers, so a thread has few of them; by whether there is a margin.
+ROWS = {False: _gpu.block(8, interpreted=64), True: _gpu.block(2, interpreted=64)}
 COLUMNS = _gpu.block(64, interpreted=512)
 ALIGNED_BLOCK = _gpu.block(128, interpreted=4096)
 FEW_PAIRS = _gpu.block(2**18, interpreted=1000)  # up to these, one launch is over sooner than two
@@ -35,18 +36,18 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
             **rules, CLOCKWISE=clockwise, BLOCK=ALIGNED_BLOCK, **options,
         )  # fmt: skip
         return out
-    tiles = _gpu.cdiv(columns, COLUMNS)
-    grid = (_gpu.cdiv(rows, ROWS) * tiles,)
+    tile_rows, tiles = ROWS[margin > 0], _gpu.cdiv(columns, COLUMNS)
+    grid = (_gpu.cdiv(rows, tile_rows) * tiles,)
     sizes = rows, columns, tiles, _gpu.bits_of(margin)
 
     def launch(few):
         if few:
             _few_pairs_kernel[grid](
-                bboxes1, bboxes2, out, *sizes, **rules, CLOCKWISE=clockwise, ROWS=ROWS, COLUMNS=COLUMNS, **options
+                bboxes1, bboxes2, out, *sizes, **rules, CLOCKWISE=clockwise, ROWS=tile_rows, COLUMNS=COLUMNS, **options
             )
         else:
             frames = make_frames(bboxes1, bboxes2, clockwise, margin)
-            _pairs_kernel[grid](frames, out, *sizes, **rules, ROWS=ROWS, COLUMNS=COLUMNS, **options)
+            _pairs_kernel[grid](frames, out, *sizes, **rules, ROWS=tile_rows, COLUMNS=COLUMNS, **options)
 
     key = "box_iou_rotated", bboxes1.dtype, mode, clockwise, margin > 0
     _gpu.compile_once(key, lambda: (launch(True), launch(False)))
@@ -119,8 +120,11 @@ def _of_rectangles(
         bboxes2, j, in_second, margin, CLOCKWISE, REAL
     )
     close = near(a_x, a_y, a_reach_x, a_reach_y, b_x, b_y, b_reach_x, b_reach_y)
-    found = overlap(
-        a_x - b_x, a_y - b_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area,
-        margin, MODE, POLYGON,
-    )  # fmt: skip
-    return tl.where(close, found, 0.0)
+    value = tl.zeros(close.shape, REAL)
+    if tl.max(tl.ravel(close).to(tl.int32), 0) > 0:
+        found = overlap(
+            a_x - b_x, a_y - b_y, a_half_x, a_half_y, a_cos, a_sin, a_area, b_half_x, b_half_y, b_cos, b_sin, b_area,
+            margin, MODE, POLYGON,
+        )  # fmt: skip
+        value = tl.where(close, found, 0.0)
+    return value

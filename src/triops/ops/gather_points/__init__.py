@@ -57,6 +57,8 @@ def group_points(features: Tensor, indices: Tensor) -> Tensor:
 
 def _gather(name: str, features: Tensor, indices: Tensor, axes: int) -> Tensor:
     """`indices` with `axes` axes behind that of the batch."""
+    if axes == 1 and type(features) is Tensor and type(indices) is Tensor and features.dim() == 3 == indices.dim() + 1:
+        return _gather_points(features, indices, False)  # type: ignore[no-any-return]
     c = _check.Checker(name)
     for argument, value in (("features", features), ("indices", indices)):
         if not isinstance(value, Tensor):
