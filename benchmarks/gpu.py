@@ -1,19 +1,26 @@
 """Measure operators on this machine's GPU: every network-scale sample, judged by the acceptance standard, then timed.
 
-    python benchmarks/gpu.py [OPERATOR ...] [--out FOLDER] [--date YYYY-MM-DD]
+    python benchmarks/gpu.py [OPERATOR ...] [--jobs 8] [--seconds 300] [--out FOLDER] [--date YYYY-MM-DD]
 
-Prints one table and writes `<gpu>-<folder of the operator>.json`. Needs torch and triton only.
+Prints a line per case and writes `<gpu>-<folder of the operator>.json`. Needs torch and triton only.
+
+Everything is done in steps: inputs are made and kernels compiled; calls are timed, one at a time; answers are compared
+with the reference; the reference is timed, one call at a time. With --jobs the steps that are not timed run side by
+side. What --seconds leave no time for is taken from the file that is there (the time of the reference), or left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +42,8 @@ from triops.acceptance.timing import eager_seconds, graph_seconds
 BARS = json.loads(Path(__file__).with_name("bars.json").read_text())
 TF32 = "float32 (TF32)"
 PEERS = ("torchvision", "mmcv")  # compiled libraries that are timed where they are installed
+KEY = ("operator", "case", "dtype")
+Key = tuple[str, str, str]
 
 
 def graph_us(call: Callable[[], Any]) -> float:
@@ -83,44 +92,145 @@ def formats(sample: _sample.Sample) -> list[tuple[str, torch.dtype]]:
     return [*named, (TF32, torch.float32)] if is_matrix else named
 
 
-def measure(
-    operator: Operator, sample: _sample.Sample, name: str, dtype: torch.dtype, bandwidth: float
-) -> dict[str, Any]:
-    torch.backends.cuda.matmul.allow_tf32 = name == TF32
-    args = _sample.to_device(sample.make(dtype), "cuda")
-    work = _sample.module_of(operator).work(operator.name, args)
-    bar = BARS.get(operator.name, {}).get(sample.name, {}).get(name, [])
-    row: dict[str, Any] = {"operator": operator.name, "case": sample.name, "dtype": name}
-    # Times come before the references, which leave the allocator with blocks that a later call may be slower in.
-    rounds = 40 if len(bar) > 2 else 5
-    row["eager_us"], row["python_us"] = eager_and_host_us(lambda: operator(*args), rounds)
-    if operator.name == "get_indice_pairs":
-        row["graph_us"] = graph_us(lambda: _without_waiting(operator, args))
-    elif not operator.dynamic_output:
-        row["graph_us"] = graph_us(lambda: operator(*args))
-    for peer, call in _sample.module_of(operator).baselines(operator.name).items():
-        if peer in PEERS:
-            row[f"{peer}_us"] = peer_us(call, args)
-    row["floor_us"] = round(work.bytes / bandwidth * 1e6, 1)
-    row["workspace_mib"] = workspace_mib(lambda: operator(*args))
-    result = operator(*args)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    row["reference_us"] = round(reference_us(operator, args), 1)
-    standard = _sample.standard_of(operator)
-    if name == TF32:
-        standard = replace(standard, floats="static", float32=standard.half)
-    judgements = judge(_sample.specified(operator, args, result), *references(operator, args), standard)
-    row["equals_reference"] = all(j.passed for j in judgements)
-    peaks = [j.diffs.peak for j in judgements if j.kind != "exact"]
-    if peaks:  # the largest error as a share of the largest value
-        row["peak_error"] = float(f"{max(peaks):.2g}")
-    if not row["equals_reference"]:
-        row["failures"] = [f for j in judgements for f in j.failures]
-    if bar:
-        row["must_us"], row["aim_us"] = bar[:2]
-        if len(bar) > 2:
-            row["eager_must_us"] = bar[2]
-    return row
+@dataclass
+class Case:
+    """A sample in one dtype, from input to result."""
+
+    operator: Operator
+    sample: _sample.Sample
+    name: str  # of the dtype
+    dtype: torch.dtype
+    args: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.operator.name, self.sample.name, self.name
+
+    @property
+    def bar(self) -> list[float]:
+        found: list[float] = BARS.get(self.operator.name, {}).get(self.sample.name, {}).get(self.name, [])
+        return found
+
+    def call(self) -> Any:
+        return self.operator(*self.args)
+
+    @contextmanager
+    def as_named(self) -> Iterator[None]:
+        torch.backends.cuda.matmul.allow_tf32 = self.name == TF32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    def prepare(self, bandwidth: float) -> dict[str, Any]:
+        self.args = _sample.to_device(self.sample.make(self.dtype), "cuda")
+        with self.as_named():
+            self.call()
+        torch.cuda.synchronize()
+        work = _sample.module_of(self.operator).work(self.operator.name, self.args)
+        return {"floor_us": round(work.bytes / bandwidth * 1e6, 1)}
+
+    def time(self) -> dict[str, Any]:
+        with self.as_named():
+            return self._time()
+
+    def _time(self) -> dict[str, Any]:
+        operator, bar = self.operator, self.bar
+        row: dict[str, Any] = {}
+        row["eager_us"], row["python_us"] = eager_and_host_us(self.call, 40 if len(bar) > 2 else 5)
+        if operator.name == "get_indice_pairs":
+            row["graph_us"] = graph_us(lambda: _without_waiting(operator, self.args))
+        elif not operator.dynamic_output:
+            row["graph_us"] = graph_us(self.call)
+        for peer, call in _sample.module_of(operator).baselines(operator.name).items():
+            if peer in PEERS:
+                row[f"{peer}_us"] = peer_us(call, self.args)
+        row["workspace_mib"] = workspace_mib(self.call)
+        if bar:
+            row["must_us"], row["aim_us"] = bar[:2]
+            if len(bar) > 2:
+                row["eager_must_us"] = bar[2]
+        return row
+
+    def check(self) -> dict[str, Any]:
+        operator, args = self.operator, self.args
+        with self.as_named():
+            result = self.call()
+        standard = _sample.standard_of(operator)
+        if self.name == TF32:
+            standard = replace(standard, floats="static", float32=standard.half)
+        judgements = judge(_sample.specified(operator, args, result), *references(operator, args), standard)
+        row: dict[str, Any] = {"equals_reference": all(j.passed for j in judgements)}
+        peaks = [j.diffs.peak for j in judgements if j.kind != "exact"]
+        if peaks:  # the largest error as a share of the largest value
+            row["peak_error"] = float(f"{max(peaks):.2g}")
+        if not row["equals_reference"]:
+            row["failures"] = [f for j in judgements for f in j.failures]
+        return row
+
+    def time_reference(self) -> dict[str, Any]:
+        return {"reference_us": round(reference_us(self.operator, self.args), 1)}
+
+
+def cases(operators: list[str]) -> list[Case]:
+    return [
+        Case(OPERATORS[sample.operator], sample, name, dtype)
+        for sample in _sample.all_samples()
+        if sample.scale == "network" and (not operators or sample.operator in operators)
+        for name, dtype in formats(sample)
+    ]
+
+
+def run_cases(
+    operators: list[str], bandwidth: float, deadline: float, report: Callable[[Key, dict[str, Any]], None],
+    take: Callable[[], int], alone: AbstractContextManager[Any], wait: Callable[[], Any],
+) -> None:  # fmt: skip
+    """All steps for the cases that `take` gives this process."""
+    everything, mine = cases(operators), list[Case]()
+    while (number := take()) < len(everything):
+        found = attempt(lambda case: case.prepare(bandwidth), everything[number])
+        report(everything[number].key, found)
+        if "failures" not in found:
+            mine.append(everything[number])
+    steps: list[tuple[Callable[[Case], dict[str, Any]], AbstractContextManager[Any]]] = [
+        (Case.time, alone), (Case.check, nullcontext()), (Case.time_reference, alone),
+    ]  # fmt: skip
+    for step, turn in steps:
+        torch.cuda.empty_cache()  # a reference leaves blocks behind that a later call may be slower in
+        wait()
+        for case in mine:
+            if time.time() < deadline:
+                with turn:
+                    report(case.key, attempt(step, case))
+    wait()
+
+
+def attempt(step: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
+    """What a step finds; one case that fails is no reason to measure nothing else."""
+    try:
+        found = step(case)
+        torch.cuda.synchronize()
+        return found
+    except Exception as error:
+        return {"equals_reference": False, "failures": [repr(error)[:500]]}
+
+
+def run_beside(operators: list[str], bandwidth: float, deadline: float, shared: Any) -> None:
+    """`run_cases` as one of several processes."""
+    queue, counter, lock, barrier = shared
+
+    def take() -> int:
+        with counter.get_lock():
+            counter.value += 1
+            return int(counter.value) - 1
+
+    try:
+        run_cases(operators, bandwidth, deadline, lambda *found: queue.put(found), take, lock, barrier.wait)
+    except Exception as error:
+        barrier.abort()
+        queue.put((None, repr(error)))
+        raise
+    queue.put((None, ""))
 
 
 def peer_us(call: Callable[..., Any], args: tuple[Any, ...]) -> float | None:
@@ -196,43 +306,79 @@ def preparation() -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no step begins after these")
     options = parser.parse_args()
+    deadline = time.time() + options.seconds
     bandwidth = measured("cuda").bandwidth
     machine = torch.cuda.get_device_name()
     print(f"{machine}: copy {bandwidth / 1e12:.2f} TB/s, torch {torch.__version__}, triton {triton.__version__}")
     head = {"machine": machine, "date": options.date, "torch": torch.__version__, "triton": triton.__version__}
     head["copy_bytes_per_second"] = bandwidth
     options.out.mkdir(parents=True, exist_ok=True)
-    files: dict[str, list[dict[str, Any]]] = {}
+    places = {c.key: c.operator.package.rpartition(".")[2] for c in cases(options.operators)}
+    rows: dict[Key, dict[str, Any]] = {key: dict(zip(KEY, key, strict=True)) for key in places}
 
-    def write(name: str) -> None:
-        """After every sample: a run that is cut off keeps what it has."""
-        path = options.out / f"{machine.split()[-1].lower()}-{name}.json"
-        path.write_text(json.dumps({**head, "cases": files[name]}, indent=1) + "\n")
+    def path(name: str) -> Path:
+        return options.out / f"{machine.split()[-1].lower()}-{name}.json"
 
-    for sample in _sample.all_samples():
-        operator = OPERATORS[sample.operator]
-        if sample.scale != "network" or (options.operators and operator.name not in options.operators):
-            continue
-        for name, dtype in formats(sample):
-            row = measure(operator, sample, name, dtype, bandwidth)
-            files.setdefault(operator.package.rpartition(".")[2], []).append(row)
-            print(" | ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        write(operator.package.rpartition(".")[2])
-    if not options.operators or "sparse_conv" in options.operators:
-        files["sparse_conv"].append(row := preparation())
-        print(" | ".join(f"{key} {value}" for key, value in row.items()))
-    for row in files.get("get_indice_pairs", []):
+    before = {name: json.loads(path(name).read_text()) for name in {*places.values()} if path(name).exists()}
+    earlier = {tuple(row.get(k) for k in KEY): row for file in before.values() for row in file["cases"]}
+
+    def write(name: str, more: list[dict[str, Any]] | None = None) -> None:
+        """After every step of a case: a run that is cut off keeps what it has."""
+        found = [rows[key] for key, place in places.items() if place == name and "eager_us" in rows[key]]
+        for row in found:
+            old = earlier.get(tuple(row[k] for k in KEY), {})
+            if "reference_us" in old:
+                row.setdefault("reference_us", old["reference_us"])
+        if found:
+            path(name).write_text(json.dumps({**head, "cases": [*found, *(more or [])]}, indent=1) + "\n")
+
+    def report(key: Key, found: dict[str, Any]) -> None:
+        rows[key].update(found)
+        if "eager_us" in found or "equals_reference" in found:
+            print(" | ".join([*key, *(f"{k} {v}" for k, v in found.items())]), flush=True)
+        write(places[key])
+
+    if options.jobs == 1:
+        numbers = itertools.count()
+        run_cases(options.operators, bandwidth, deadline, report, lambda: next(numbers), nullcontext(), lambda: None)
+    else:
+        beside(options, bandwidth, deadline, report)
+    preparations = [preparation()] if not options.operators or "sparse_conv" in options.operators else []
+    for row in (r for key, r in rows.items() if key[0] == "get_indice_pairs"):
         for sample in _sample.all_samples():
-            if row["operator"] == sample.operator == "get_indice_pairs" and row["case"] == sample.name:
+            if row["operator"] == sample.operator and row["case"] == sample.name:
                 row["kernels_us"] = kernels_us(sample)
-    for name in {"sparse_conv", "get_indice_pairs"} & files.keys():
-        write(name)
-    return 0 if all(row.get("equals_reference", True) for rows in files.values() for row in rows) else 1
+    for name in {"sparse_conv", "get_indice_pairs"} & {*places.values()}:
+        write(name, preparations if name == "sparse_conv" else None)
+    return 0 if all(row.get("equals_reference", True) for row in rows.values()) else 1
+
+
+def beside(options: Any, bandwidth: float, deadline: float, report: Callable[[Key, dict[str, Any]], None]) -> None:
+    """`run_cases` in several processes; only one at a time times calls."""
+    context = multiprocessing.get_context("spawn")
+    shared = context.Queue(), context.Value("i", 0), context.Lock(), context.Barrier(options.jobs)
+    arguments = options.operators, bandwidth, deadline, shared
+    processes = [context.Process(target=run_beside, args=arguments) for _ in range(options.jobs)]
+    for process in processes:
+        process.start()
+    left = options.jobs
+    while left:
+        key, found = shared[0].get()
+        if key is None:
+            left -= 1
+            if found:
+                print(f"a process ended with {found}", flush=True)
+        else:
+            report(key, found)
+    for process in processes:
+        process.join()
 
 
 if __name__ == "__main__":
