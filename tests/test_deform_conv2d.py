@@ -206,3 +206,15 @@ def test_compiles_and_differentiates() -> None:
     assert torch.equal(compiled, layer(*tensors))
     got, expected = (torch.autograd.grad(f.square().sum(), tensors) for f in (compiled, layer(*tensors)))
     assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_where_there_is_no_map_nothing_is_multiplied(backend: str) -> None:
+    nowhere, no_weight = torch.zeros(1, 1, 0, 4), torch.full((1, 1, 1, 1), math.nan)
+    bias = torch.tensor([3.0])
+    out = run(backend, "deform_conv2d", (nowhere, moved(0.0, 0.0), no_weight, None, bias, *STEPS))
+    assert out.unique().tolist() == [3.0]
+    given = torch.full((1, 1, 3, 4), math.inf)
+    args = given, nowhere, moved(0.0, 0.0), no_weight, None, *STEPS, True, True
+    _, of_offset, _, of_weight = run(backend, "deform_conv2d_backward", args)
+    assert of_offset.count_nonzero() == of_weight.count_nonzero() == 0

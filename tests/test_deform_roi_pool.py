@@ -104,3 +104,13 @@ def test_boxes_may_be_a_list() -> None:
     assert torch.equal(
         triops.deform_roi_pool(input, [boxes, boxes], None, 2), triops.deform_roi_pool(input, joined, None, 2)
     )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_offset_along_which_the_border_is_read_has_no_gradient_whatever_is_given(backend: str) -> None:
+    input, given = torch.rand(1, 1, 4, 4), torch.full((1, 1, 1, 1), math.nan)
+    boxes, offset = torch.tensor([[0.0, 1, -0.5, 3, 0.5]]), torch.zeros(1, 2, 1, 1)  # one sample, at y = -0.5
+    args = given, input, boxes, offset, 1.0, 1, 0.1, False, True
+    _, slopes = run(backend, "deform_roi_pool_backward", args)
+    assert slopes[0, 0].isnan().all()
+    assert slopes[0, 1].item() == 0

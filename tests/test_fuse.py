@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from triops._activations import activate
 from triops.nn import (
     Activation,
     AddTable,
@@ -109,3 +110,10 @@ def test_what_cannot_be_fused_is_refused() -> None:
         fuse(network().train())
     with pytest.raises(TypeError, match="must be a Module, got int"):
         fuse(3)  # type: ignore[arg-type]
+
+
+def test_gelu_of_infinity_is_infinity() -> None:
+    """Not NaN, as torch's own is on CPU."""
+    values = torch.full((40,), float("inf"))
+    assert activate(values, "gelu", 0.0).equal(values)
+    assert activate(-values, "gelu", 0.0).isnan().all()

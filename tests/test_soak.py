@@ -223,3 +223,13 @@ def test_a_sum_that_cancels_is_judged_by_the_reference_in_float64() -> None:
     assert not execute._differences(call, execute.Outcome([off, *exact[1:]]), expected)
     off[0, 10, 0, 0] -= 2e-2
     assert execute._differences(call, execute.Outcome([off, *exact[1:]]), expected)
+
+
+def test_a_sum_of_what_is_not_finite_may_be_inf_or_nan() -> None:
+    from triops.acceptance.soak import execute
+
+    inf, nan = float("inf"), float("nan")
+    expected = torch.tensor([1.0, nan, inf, nan, 2.0])
+    got = torch.tensor([1.0, inf, nan, 3.0, inf])
+    assert execute._allowed_sum(got, expected, expected).tolist()[:3] == pytest.approx([1.0, inf, nan], nan_ok=True)
+    assert execute.difference([got], [execute._allowed_sum(got, expected, expected)], "row").startswith("output 0: 2 of 5")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,5 +19,5 @@ def activate(values: Tensor, activation: str, alpha: float) -> Tensor:
     if activation == "leaky_relu":
         return F.leaky_relu(values, alpha)
     if activation == "gelu":
-        return F.gelu(values)
+        return F.gelu(values).masked_fill(values == inf, inf)  # of torch on CPU, NaN
     return F.silu(values) if activation == "silu" else values

@@ -75,6 +75,7 @@ def neighbors(position, size, like):
 # places[r]; a bin may have several runs. Taps come in fours, the neighbors of one sample.
 
 MOST_TAPS = 8192  # of a buffer, a multiple of 4
+TAPS_IN_A_SUM = 256  # thousands of terms one after the other would lose digits
 
 
 @inline
@@ -127,21 +128,22 @@ def gather(input, image, plane, channels, first, last, channels_last, runs, taps
         p0, p1 = image + c * plane, image + min(c + 1, last - 1) * plane
         p2, p3 = image + min(c + 2, last - 1) * plane, image + min(c + 3, last - 1) * plane
         for r in range(runs):
-            s0, s1, s2, s3 = real(0), real(0), real(0), real(0)
-            for t in range(firsts[r], firsts[r + 1]):
-                weight, pixel = weights[t], pixels[t]
-                s0 += weight * input[p0 + pixel]
-                s1 += weight * input[p1 + pixel]
-                s2 += weight * input[p2 + pixel]
-                s3 += weight * input[p3 + pixel]
             target = to + c * bins + places[r]
-            output[target] += s0
-            if c + 1 < last:
-                output[target + bins] += s1
-            if c + 2 < last:
-                output[target + 2 * bins] += s2
-            if c + 3 < last:
-                output[target + 3 * bins] += s3
+            for begin in range(firsts[r], firsts[r + 1], TAPS_IN_A_SUM):
+                s0, s1, s2, s3 = real(0), real(0), real(0), real(0)
+                for t in range(begin, min(begin + TAPS_IN_A_SUM, firsts[r + 1])):
+                    weight, pixel = weights[t], pixels[t]
+                    s0 += weight * input[p0 + pixel]
+                    s1 += weight * input[p1 + pixel]
+                    s2 += weight * input[p2 + pixel]
+                    s3 += weight * input[p3 + pixel]
+                output[target] += s0
+                if c + 1 < last:
+                    output[target + bins] += s1
+                if c + 2 < last:
+                    output[target + 2 * bins] += s2
+                if c + 3 < last:
+                    output[target + 3 * bins] += s3
 
 
 @jit

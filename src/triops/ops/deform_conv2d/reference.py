@@ -65,7 +65,7 @@ def deform_conv2d(
     out = torch.zeros((sizes.batch, sizes.pixels, sizes.groups, sizes.outputs // sizes.groups), dtype=real,
                       device=input.device)  # fmt: skip
     matrices = _matrices(weight, sizes, real)
-    for tap in range(sizes.taps):
+    for tap in range(sizes.taps if input.numel() else 0):  # else nothing is multiplied, not even by a weight of NaN
         columns = torch.zeros((sizes.batch, sizes.pixels, sizes.offset_groups, sizes.channels // sizes.offset_groups),
                               dtype=real, device=input.device)  # fmt: skip
         for rows, valid, wy, wx, _, _ in _corners(offset, sizes, tap, stride, padding, dilation):
@@ -83,6 +83,11 @@ def deform_conv2d_backward(
     padding: list[int], dilation: list[int], of_inputs: bool, of_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """grad [B, N, OH, OW] -> gradients of input, offset, mask and weight, [0] where they are not asked for."""
+    grads = empty_gradients(input, offset, weight, mask, of_inputs, of_weight)
+    if grad.numel() == 0 or input.numel() == 0:  # nothing is multiplied, not even by what is not finite
+        for gradient in grads:
+            gradient.zero_()
+        return grads
     sizes, real = Sizes.of(input, offset, weight), compute_dtype(input.dtype)
     given = grad.to(real).flatten(2).transpose(1, 2)
     given = given.reshape(sizes.batch, sizes.pixels, sizes.groups, sizes.outputs // sizes.groups)
@@ -119,7 +124,6 @@ def deform_conv2d_backward(
         grad_offset[:, :, tap, 1] = torch.where(on_map, slope_x * factor, 0).transpose(1, 2)
         columns = columns.view(sizes.batch, sizes.pixels, sizes.groups, sizes.channels // sizes.groups)
         grad_weight[tap] = torch.einsum("bpgn,bpgc->gnc", given, columns)
-    grads = empty_gradients(input, offset, weight, mask, of_inputs, of_weight)
     if of_inputs:
         grads[0].copy_(grad_rows.view(sizes.batch, sizes.height, sizes.width, sizes.channels).permute(0, 3, 1, 2))
         grads[1].copy_(grad_offset.view(offset.shape))

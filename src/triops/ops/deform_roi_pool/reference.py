@@ -64,7 +64,7 @@ def deform_roi_pool_backward(
                 grad[image[k]].index_add_(1, corner.pixel.flatten(), share.flatten(1))
             slopes += corner.slopes * (given * pixels[:, corner.pixel]).sum(0)
         if to_offset.numel():
-            slopes = torch.where(found.on_map, slopes, 0.0).sum((3, 4))
+            slopes = torch.where(found.on_map & found.moves, slopes, 0.0).sum((3, 4))
             to_offset[k] = gamma * found.extent[:, None, None] * slopes
     if of_input:
         to_input.copy_(grad.view(input.shape))
@@ -83,6 +83,7 @@ class Samples(NamedTuple):
     """Samples [PH, PW, rows, columns] of all bins of a box, those left out that lie off the map in every bin."""
 
     on_map: Tensor
+    moves: Tensor  # [2, ...]: whether what is read changes along x and y; within a pixel off the map it is the border
     corners: list[Corner]
     extent: Tensor  # [2]: of the box along x and y, in pixels
     of_a_bin: Tensor  # their number, at least 1
@@ -116,12 +117,12 @@ def samples_of(
     for row, wy, sign_y in ((top, 1 - part_y, -1.0), (bottom, part_y, 1.0)):
         for column, wx, sign_x in ((left, 1 - part_x, -1.0), (right, part_x, 1.0)):
             wy_, wx_ = wy[..., :, None], wx[..., None, :]
-            # Within a pixel off the map the border is read, wherever the sample lies along this axis.
-            along_x = torch.where(moves_x[..., None, :], sign_x * wy_, 0.0)
-            along_y = torch.where(moves_y[..., :, None], sign_y * wx_, 0.0)
             pixel = row[..., :, None] * input.shape[3] + column[..., None, :]
-            corners.append(Corner(pixel, wy_ * wx_, torch.stack([along_x, along_y])))
-    return Samples(on_y[..., :, None] & on_x[..., None, :], corners, extent, (counts[0] * counts[1]).clamp(min=1))
+            slopes = torch.stack(torch.broadcast_tensors(sign_x * wy_, sign_y * wx_))
+            corners.append(Corner(pixel, wy_ * wx_, slopes))
+    on_map = on_y[..., :, None] & on_x[..., None, :]
+    moves = torch.stack(torch.broadcast_tensors(moves_x[..., None, :], moves_y[..., :, None]))
+    return Samples(on_map, moves, corners, extent, (counts[0] * counts[1]).clamp(min=1))
 
 
 def empty_gradients(input: Tensor, offset: Tensor | None, of_input: bool, of_offset: bool) -> tuple[Tensor, Tensor]:
