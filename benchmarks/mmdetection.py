@@ -5,7 +5,8 @@
 Networks are those of shipped configs at full size, with random weights and images of 800 x 1333 pixels. Predictions and
 training steps are timed with one image and with two, in float32 (convolutions in TF32, as PyTorch has it) and under
 autocast to float16. "Without triops" is what runs where mmcv is not compiled: torchvision's roi_align, nms and
-deform_conv2d, and mmcv's formulations of attention and focal loss in torch.
+deform_conv2d, and mmcv's formulations of attention and focal loss in torch; it is left out where torchvision is not
+installed.
 
 First each network, in a process of its own, is checked at a small size against the reference backend (boxes, losses,
 gradients) and called once at full size, which compiles kernels side by side. Writes `<device>-mmdetection.json` after
@@ -24,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,6 +41,7 @@ import image_detectors  # isort: skip - networks.py says where it is
 from image_detectors import NETWORKS, SMALL, Network  # isort: skip
 
 SIZE = 800, 1333  # height, width of an image
+TORCHVISION = find_spec("torchvision") is not None
 OBJECTS = 8  # on an image, about COCO's mean
 DTYPES = {"float32": False, "autocast float16": True}
 LOSSES, SCORES, GRADIENTS = 1e-4, 1e-4, 1e-3  # how far they may be from the reference's
@@ -166,15 +169,17 @@ def check(network: Network, device: str) -> dict[str, Any]:
         outcome = image_detectors.run(model, data)
         expected = image_detectors.run_reference(model, data)
         gradients = image_detectors.apart(outcome.gradients(), outcome.gradients(by_reference=True))
-    with exactly(), without_triops():
-        other = image_detectors.run(model, data)
+    other = None
+    if TORCHVISION:
+        with exactly(), without_triops():
+            other = image_detectors.run(model, data).parts["loss"]
     loss = max(abs(outcome.parts[k] - v) / max(abs(v), 0.1) for k, v in expected.parts.items())
     same_count = len(outcome.scores) == len(expected.scores)
     scores = float((outcome.scores - expected.scores).abs().max()) if same_count and len(outcome.scores) else None
     row = {
         "loss": outcome.parts["loss"],
         "loss_of_the_reference": expected.parts["loss"],
-        "loss_without_triops": other.parts["loss"],
+        "loss_without_triops": other,
         "losses_apart": loss,
         "boxes": len(outcome.boxes),
         "boxes_of_the_reference": len(expected.boxes),
@@ -236,7 +241,7 @@ def _text(file: IO[str]) -> str:
 
 def figures(case: Case, seconds: float) -> Iterator[dict[str, Any]]:
     deadline = time.perf_counter() + seconds
-    plan = list(product((True, False), (1, 2), DTYPES.items(), ("predict", "train")))
+    plan = list(product((True, False) if TORCHVISION else (True,), (1, 2), DTYPES.items(), ("predict", "train")))
     for number, (ours, count, (dtype, half), what) in enumerate(plan):
         left = deadline - time.perf_counter()
         if left <= 0:

@@ -1,7 +1,7 @@
 """What the tests and the benchmark of mmdetection's networks share: whole detectors of images, running on triops.
 
-Each network is built from the config that mmdetection ships, with random weights. Images are synthetic: nothing has to be
-downloaded. docs/dropin/mmdetection.md says how to install mmdetection.
+Each network is built from the config that mmdetection ships, with random weights. Images are synthetic, so nothing has
+to be downloaded. docs/dropin/mmdetection.md says how to install mmdetection.
 """
 
 from __future__ import annotations
