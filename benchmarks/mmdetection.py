@@ -202,6 +202,7 @@ def prepare(network: Network, device: str, small: bool) -> dict[str, Any]:
     begin = time.perf_counter()
     row = check(network, device)
     row["seconds"] = round(time.perf_counter() - begin, 1)
+    print("\n" + json.dumps(row), flush=True)  # kept if what follows takes too long
     try:
         case = Case(network, device, small)
         for what, half in product(("predict", "train"), DTYPES.values()):
@@ -221,17 +222,17 @@ class Preparation:
         self.process = subprocess.Popen(command, stdout=self.out, stderr=self.errors, text=True)
 
     def result(self, seconds: float) -> dict[str, Any]:
+        error = None
         try:
-            status = self.process.wait(timeout=max(1.0, seconds))
+            if self.process.wait(timeout=max(1.0, seconds)):
+                error = _text(self.errors).strip()[-2000:]
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            return {"equal": False, "error": f"not done in {seconds:.0f} s"}
+            error = "stopped, for want of time"
         lines = [line for line in _text(self.out).splitlines() if line.startswith("{")]
-        if status or not lines:
-            return {"equal": False, "error": _text(self.errors).strip()[-2000:]}
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
+        found: dict[str, Any] = json.loads(lines[-1]) if lines else {"equal": False}
+        return found if error is None else {**found, "error": error}
 
 
 def _text(file: IO[str]) -> str:
