@@ -45,32 +45,39 @@ import triops
 CHECK_POINTS = 8_000
 
 
-def measure(call: Callable[[], Any], device: str, scenes: int, seconds: float) -> dict[str, Any]:
-    """Median time of a call without the clock, then the operators' share of calls with it."""
-    clock = Clock(device)
+def measure(
+    call: Callable[[], Any], device: str, count: int, seconds: float, unit: str = "scenes", shares: bool = True
+) -> dict[str, Any]:
+    """Median time of a call without the clock, then the operators' share of calls with it.
+
+    count: how many scenes a call takes, or whatever the unit is.
+    """
 
     def timed() -> float:
-        _wait(device)
+        wait(device)
         begin = time.perf_counter()
         call()
-        _wait(device)
+        wait(device)
         return time.perf_counter() - begin
 
     for _ in range(2):  # compiles kernels, chooses convolutions
         first = timed()
     repeats = max(3, min(50, int(seconds / first)))
     median = statistics.median(timed() for _ in range(repeats))
-    with clock.on():
-        watched = sum(timed() for _ in range(max(2, repeats // 4)))
-    spent = clock.totals()
-    return {
-        "batch": scenes,
+    row: dict[str, Any] = {
+        "batch": count,
         "ms": round(median * 1000, 2),
-        "scenes_per_second": round(scenes / median, 2),
-        "triops_share": round(sum(spent.values()) / watched, 3),
-        "share_by_operator": {name: round(used / watched, 4) for name, used in spent.most_common()},
+        f"{unit}_per_second": round(count / median, 2),
         "repeats": repeats,
     }
+    if shares:
+        clock = Clock(device)
+        with clock.on():
+            watched = sum(timed() for _ in range(max(2, repeats // 4)))
+        spent = clock.totals()
+        row["triops_share"] = round(sum(spent.values()) / watched, 3)
+        row["share_by_operator"] = {name: round(used / watched, 4) for name, used in spent.most_common()}
+    return row
 
 
 def loss_against_reference(model: Any, network: Network) -> tuple[float, float]:
@@ -124,17 +131,25 @@ def _boxes(model: Any, data: dict[str, Any]) -> int:
     return len(predict(model, data)[0].scores_3d)
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "CPU"
+
+
+def results(options: argparse.Namespace, name: str) -> tuple[dict[str, Any], Path]:
+    """The machine and the versions, and the file that they head."""
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
+    options.out.mkdir(parents=True, exist_ok=True)
+    head = {"machine": machine, "date": options.date, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    return head, options.out / f"{machine.split()[-1].lower() if options.device == 'cuda' else 'cpu'}-{name}.json"
 
 
 def main() -> int:
@@ -145,10 +160,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     options = parser.parse_args()
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else _cpu_name()
-    head = {"machine": machine, "date": options.date, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    path = options.out / f"{machine.split()[-1].lower() if options.device == 'cuda' else 'cpu'}-networks.json"
-    options.out.mkdir(parents=True, exist_ok=True)
+    head, path = results(options, "networks")
     rows: list[dict[str, Any]] = []
     agree = True
     for name in options.networks:

@@ -205,6 +205,16 @@ class Clock:
         return total
 
 
+@contextmanager
+def reference_in_backward() -> Iterator[None]:
+    """Also behind a forward pass by kernels, and on autograd's threads, neither of which `reference_backend` covers."""
+    before, _op.recorder = _op.recorder, lambda operator, kernel, args: operator.reference(*args)
+    try:
+        yield
+    finally:
+        _op.recorder = before
+
+
 def train(model: Any, data: dict[str, Any], steps: int, rate: float) -> list[float]:
     """The losses of a few steps on one scene."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 from triops import _sample
 from triops._compare import TOLERANCE as TOLERANCE
@@ -14,6 +16,21 @@ from triops.acceptance.guards import guarded_memory
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 GPU = "cuda" if torch.cuda.is_available() else "cpu"  # "cpu": the GPU kernels run in Triton's interpreter
+
+
+# A backend and as many clouds as `make test` has time for; the interpreter's thousand are in `make test-full`.
+CLOUDS = [("cpu", 1000), ("gpu", 16), pytest.param("gpu", 1000, marks=pytest.mark.full)]
+
+
+def random_clouds(count: int) -> tuple[Tensor, Tensor]:
+    """Ragged clouds of up to 39 points, of which a quarter have duplicates and a quarter are collinear; offsets."""
+    draw = torch.Generator().manual_seed(7)
+    lengths = torch.randint(1, 40, (count,), generator=draw)
+    points = torch.randn(int(lengths.sum()), 3, generator=draw)
+    owner = torch.repeat_interleave(torch.arange(count), lengths)
+    points = torch.where((owner % 4 == 1)[:, None], points.round(), points)
+    points[owner % 4 == 2, 1:] = 0
+    return points, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
 def device_of(backend: str) -> str:

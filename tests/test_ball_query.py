@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import run
+from support import CLOUDS, random_clouds, run
 from torch import Tensor
 
 import triops
@@ -90,3 +90,16 @@ def test_all_backends_find_the_same(cloud: tuple[Tensor, Tensor], radius: float,
     expected, cpu, gpu = (ball(b, *cloud, radius, k, min_radius=minimum * radius) for b in BACKENDS)
     assert torch.equal(cpu, expected)
     assert torch.equal(gpu, expected)
+
+
+@pytest.mark.parametrize(("backend", "clouds"), CLOUDS)
+def test_random_clouds_with_duplicates_and_collinear_points_give_the_indices_of_the_reference(
+    backend: str, clouds: int
+) -> None:
+    points, offsets = random_clouds(clouds)
+    centers = points[offsets[:-1].repeat_interleave(2) + torch.tensor([0, -1]).repeat(clouds)]
+    ends = {"offsets": offsets, "center_offsets": torch.arange(clouds + 1) * 2}
+    for minimum in (0.0, 0.5):
+        expected, found = (ball(b, points, centers, 1.0, 8, min_radius=minimum, **ends) for b in ("reference", backend))
+        assert torch.equal(found, expected)
+        assert 0.05 < (expected >= 0).float().mean() < 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import triops.compat.mmcv
 import triops.compat.pcdet
+from triops.compat import _mmcv_search
 
 LINE = torch.tensor([[0.0, 0, 0], [1, 0, 0], [2, 0, 0], [9, 0, 0]])
 
@@ -85,3 +87,27 @@ def test_the_stack_module_of_openpcdet_counts_balls_within_clouds_and_neighbors_
     coords = torch.tensor([[0, 0, 0, 5], [0, 0, 0, 8]], dtype=torch.int32)
     module.voxel_query_wrapper(2, 1, 1, 10, 3, 1.0, 0, 0, 1, centers, LINE, coords, voxels, indices)
     assert indices.tolist() == [[-1, 0, 0], [3, 3, 3]]
+
+
+def test_chamfer_distance_in_float16_rounds_each_operation_as_mmcv(ext: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = np.random.default_rng(0)
+    one, two = (g.uniform(-10, 10, (2, n, 2)).astype(np.float16) for n in (300, 200))
+    two[0, :3], two[1, :, 0] = np.nan, np.inf
+    monkeypatch.setattr(_mmcv_search, "PAIRS", 5000)  # in parts
+    distances = [torch.zeros(2, n, dtype=torch.float16) for n in (300, 200)]
+    indices = [torch.zeros(2, n, dtype=torch.int32) for n in (300, 200)]
+    ext.chamfer_distance_forward(torch.from_numpy(one), torch.from_numpy(two), *distances, *indices)
+    for b, (own, others) in enumerate([(one, two), (two, one)]):
+        terms = np.square(own[:, :, None] - others[:, None])  # NumPy computes in float16
+        squares = np.nan_to_num(terms[..., 0] + terms[..., 1], nan=np.inf, posinf=np.inf)
+        assert np.array_equal(distances[b].numpy(), squares.min(2))
+        assert np.array_equal(indices[b].numpy(), np.where(np.isinf(squares.min(2)), -1, squares.argmin(2)))
+
+
+@pytest.mark.parametrize(("one", "two"), [(0, 3), (3, 0), (0, 0)])
+def test_chamfer_distance_in_float16_of_nothing(ext: Any, one: int, two: int) -> None:
+    distances = [torch.zeros(2, n, dtype=torch.float16) for n in (one, two)]
+    indices = [torch.zeros(2, n, dtype=torch.int32) for n in (one, two)]
+    ext.chamfer_distance_forward(*(torch.zeros(2, n, 2, dtype=torch.float16) for n in (one, two)), *distances, *indices)
+    assert all(bool((d == torch.inf).all()) for d in distances)
+    assert all(bool((i == -1).all()) for i in indices)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -133,3 +136,61 @@ def test_what_is_missing_raises_by_name():
     for name in ("graclus_cluster", "random_walk", "neighbor_sampler"):
         with pytest.raises(NotImplementedError, match=name):
             getattr(tc, name)(SQUARE)
+
+
+# torch_geometric from 2.8 on, in miniature: its flags are False where it finds no pyg-lib
+TYPING = """
+WITH_PYG_LIB = WITH_GRID_CLUSTER = WITH_FPS = WITH_KNN = WITH_RADIUS = WITH_NEAREST = WITH_GRACLUS = {found}
+"""
+ASK = """
+import torch
+{imports}
+import torch_geometric.typing as typing
+
+x, y = torch.tensor([0.0, 1.0, 5.0, 6.0]), torch.tensor([0.9, 5.2])
+ptr_x, ptr_y = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 2])
+{lines}
+"""
+
+
+def with_torch_geometric(folder, imports, *lines, found=False):
+    """What a fresh program prints."""
+    (folder / "torch_geometric").mkdir()
+    (folder / "torch_geometric" / "__init__.py").touch()
+    (folder / "torch_geometric" / "typing.py").write_text(TYPING.format(found=found))
+    code = ASK.format(imports=imports, lines="\n".join(f"print({line})" for line in lines))
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_torch_geometric_without_pyg_lib_gets_its_operators(tmp_path):
+    imports = "import triops.compat.torch_cluster"
+    assert with_torch_geometric(
+        tmp_path, imports,
+        "typing.WITH_GRID_CLUSTER, typing.WITH_PYG_LIB, typing.WITH_GRACLUS",
+        "torch.ops.pyg.grid_cluster(x[:, None], torch.tensor([2.0])).tolist()",
+        "torch.ops.pyg.grid_cluster(x[:, None], torch.tensor([2.0]), torch.tensor([-1.0]), None).tolist()",
+        "torch.ops.pyg.fps(x, ptr_x, 0.5, False).tolist()",
+        "torch.ops.pyg.knn(x, y, ptr_x, ptr_y, 2, False, 1).tolist()",
+        "torch.ops.pyg.knn(x, y, None, None, 1, False, 1).tolist()",
+        "torch.ops.pyg.radius(x, y, ptr_x, ptr_y, 0.5, 32, 1, False).tolist()",
+        "torch.ops.pyg.radius(x, x, None, None, 1.5, 32, 1, True).tolist()",
+        "torch.ops.pyg.nearest(x, y, ptr_x, ptr_y).tolist()",
+    ) == [
+        "True False False",
+        "[0, 0, 2, 3]",
+        "[0, 1, 3, 3]",
+        "[0, 2]",
+        "[[0, 0, 1, 1], [1, 0, 2, 3]]",
+        "[[0, 1], [1, 2]]",
+        "[[0, 1], [1, 2]]",
+        "[[0, 1, 2, 3], [1, 0, 3, 2]]",
+        "[0, 0, 1, 1]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("imports", "found"), [("", False), ("import triops.compat.torch_cluster", True)])
+def test_torch_geometric_is_left_alone_when_nobody_asked_or_pyg_lib_is_there(tmp_path, imports, found):
+    lines = "typing.WITH_GRID_CLUSTER", "hasattr(torch.ops.pyg, 'grid_cluster')"
+    assert with_torch_geometric(tmp_path, imports, *lines, found=found) == [str(found), "False"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support import run
+from support import CLOUDS, random_clouds, run
 from torch import Tensor
 
 import triops
@@ -74,17 +74,11 @@ def test_offsets_that_lie_touch_nothing_out_of_bounds_on_gpu() -> None:
             assert (found < 4).all()
 
 
-@pytest.mark.parametrize(("backend", "clouds"), [("cpu", 1000), ("gpu", 16)])
+@pytest.mark.parametrize(("backend", "clouds"), CLOUDS)
 def test_random_clouds_with_duplicates_and_collinear_points_give_the_indices_of_the_reference(
     backend: str, clouds: int
 ) -> None:
-    draw = torch.Generator().manual_seed(7)
-    lengths = torch.randint(1, 40, (clouds,), generator=draw)
-    points = torch.randn(int(lengths.sum()), 3, generator=draw)
-    owner = torch.repeat_interleave(torch.arange(clouds), lengths)
-    points = torch.where((owner % 4 == 1)[:, None], points.round(), points)  # duplicates
-    points[owner % 4 == 2, 1:] = 0  # collinear
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    points, offsets = random_clouds(clouds)
     args = points, offsets, torch.arange(clouds + 1) * 5, 5 * clouds, 40, False
     assert torch.equal(run(backend, "furthest_point_sample", args), run("reference", "furthest_point_sample", args))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import run
+from support import CLOUDS, random_clouds, run
 from test_ball_query import clouds
 from torch import Tensor
 
@@ -95,3 +95,17 @@ def test_all_backends_find_the_same(cloud: tuple[Tensor, Tensor], k: int) -> Non
     for found in (cpu, gpu):
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])  # distances too, bit for bit
+
+
+@pytest.mark.parametrize(("backend", "clouds"), CLOUDS)
+def test_random_clouds_with_duplicates_and_collinear_points_give_the_indices_of_the_reference(
+    backend: str, clouds: int
+) -> None:
+    points, offsets = random_clouds(clouds)
+    queries, ends = points[offsets[:-1]].repeat_interleave(2, 0).float(), torch.arange(clouds + 1) * 2
+    queries[::2] += 0.25
+    expected, found = (nearest(b, points, queries, 12, True, offsets, ends) for b in ("reference", backend))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    three = [run(b, "three_nn", (queries, points, True, offsets, ends)) for b in ("reference", backend)]
+    assert torch.equal(three[1][1], three[0][1])

@@ -9,8 +9,6 @@ import copy
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import detectors
 
 import triops
-from triops import _op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POINTS = 8_000
@@ -60,16 +57,6 @@ def run(model: Any, data: dict[str, Any]) -> Outcome:
     loss, parts = detectors.losses(model, data)
     values = {name: float(value.detach()) for name, value in parts.items()}
     return Outcome(values, found.bboxes_3d.tensor, found.scores_3d, found.labels_3d, loss, model)
-
-
-@contextmanager
-def reference_in_backward() -> Iterator[None]:
-    """Also behind a forward pass by kernels, and on autograd's threads, neither of which `reference_backend` covers."""
-    before, _op.recorder = _op.recorder, lambda operator, kernel, args: operator.reference(*args)
-    try:
-        yield
-    finally:
-        _op.recorder = before
 
 
 def gradients(outcome: Outcome) -> dict[str, Tensor | None]:
@@ -167,7 +154,7 @@ def test_the_losses_are_those_of_the_reference(outcome: Outcome, expected: Outco
 
 def test_the_gradients_are_those_of_the_reference(outcome: Outcome, grads: dict[str, Tensor]) -> None:
     """Of one forward pass: where a ReLU's input is within rounding of 0, two passes may differ in all that follows."""
-    with reference_in_backward():
+    with detectors.reference_in_backward():
         expected = gradients(outcome)
     apart = {
         name: (grad - expected[name]).norm() / expected[name].norm().clamp(min=1e-6) for name, grad in grads.items()

@@ -24,7 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 import detectors
-from test_networks import DEVICE, assert_same_boxes, car_park, gradients, reference_in_backward, run, shift_norms
+from test_networks import DEVICE, assert_same_boxes, car_park, gradients, run, shift_norms
 from test_networks import Outcome as Detection
 
 import triops
@@ -259,7 +259,7 @@ def test_losses_and_predictions_are_those_of_the_reference(
 
 def test_gradients_are_those_of_the_reference(outcome: Detection, grads: dict[str, Tensor]) -> None:
     """Of one forward pass: where a ReLU's input is within rounding of 0, two passes may differ in all that follows."""
-    with reference_in_backward():
+    with detectors.reference_in_backward():
         expected = gradients(outcome)
     apart = {
         name: float((grad - expected[name]).norm() / expected[name].norm().clamp(min=1e-6))

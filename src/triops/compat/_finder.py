@@ -20,6 +20,10 @@ WRAPPERS = (
     "mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated", "mmcv.ops.furthest_point_sample", "mmcv.ops.knn"
 )  # fmt: skip
 
+# Modules that look for compiled functions when they are executed, the library of ours that has these, and the module of
+# triops whose `complete` then is given them.
+COMPLETED = {"torch_geometric.typing": ("torch_cluster", "triops.compat.torch_cluster._geometric")}
+
 # Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
 # files that every installation has, so ours is found first where it was asked for.
 REPLACED = {
@@ -118,14 +122,17 @@ class ExtensionFinder:
 class WrapperLoader(SourceFileLoader):
     def exec_module(self, module: "ModuleType") -> None:
         super().exec_module(module)
+        if module.__name__ in COMPLETED:
+            import_module(COMPLETED[module.__name__][1]).complete(module)
+            return
         extension: Any = getattr(module, "ext_module", None)
         if extension is not None and is_ours(extension):
             import_module("triops.compat.mmcv").replace_wrappers(module)
 
 
 class WrapperFinder:
-    """Stands first in `sys.meta_path`: supplies the replaced modules, and has the wrappers of mmcv replaced as soon as
-    their module is executed."""
+    """Stands first in `sys.meta_path`: supplies the replaced modules, and has the wrappers of mmcv replaced, and other
+    modules completed, as soon as they are executed."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
@@ -135,7 +142,11 @@ class WrapperFinder:
             loader: Any = ExtensionLoader()
             asked = finder is not None and REPLACED[fullname] in finder.libraries
             return ModuleSpec(fullname, loader, origin="triops") if asked else None
-        if fullname not in WRAPPERS:
+        if fullname in COMPLETED:
+            finder = installed()
+            if finder is None or COMPLETED[fullname][0] not in finder.libraries:
+                return None
+        elif fullname not in WRAPPERS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader:

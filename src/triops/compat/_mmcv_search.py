@@ -12,6 +12,8 @@ import triops
 from triops._clouds import counts_to_offsets
 from triops._dtypes import compute_dtype
 
+PAIRS = 1 << 24  # distances in float16 that are held at once
+
 
 def ball_query_forward(
     new_xyz_tensor: Tensor, xyz_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int, min_radius: float,
@@ -80,8 +82,31 @@ def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor)
 def chamfer_distance_forward(
     xyz1: Tensor, xyz2: Tensor, dist1: Tensor, dist2: Tensor, idx1: Tensor, idx2: Tensor
 ) -> None:
-    for given, found in zip((dist1, dist2, idx1, idx2), triops.chamfer_distance(xyz1, xyz2), strict=True):
+    in_half = xyz1.dtype == torch.float16 and xyz1.shape[2] == 2
+    for given, found in zip(
+        (dist1, dist2, idx1, idx2), (chamfer_in_half if in_half else triops.chamfer_distance)(xyz1, xyz2), strict=True
+    ):
         given.copy_(found)
+
+
+def chamfer_in_half(xyz1: Tensor, xyz2: Tensor) -> tuple[Tensor, ...]:
+    """`triops.chamfer_distance` in the plane in the arithmetic of mmcv's kernel: each operation is rounded to float16.
+    Which of two points is nearer can depend on it, and of equal ones the first counts."""
+    one, two = _nearest_in_half(xyz1, xyz2), _nearest_in_half(xyz2, xyz1)
+    return one[0], two[0], one[1], two[1]
+
+
+def _nearest_in_half(queries: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    squares = queries.new_full(queries.shape[:2], torch.inf)
+    indices = torch.full_like(squares, -1, dtype=torch.int32)
+    step = max(1, PAIRS // max(1, points.shape[0] * points.shape[1]))
+    for first in range(0, queries.shape[1] if points.numel() else 0, step):
+        part = slice(first, first + step)
+        terms = (queries[:, part, None] - points[:, None]).square()
+        each = terms[..., 0] + terms[..., 1]
+        squares[:, part], nearest = each.where(each.isfinite(), torch.inf).min(2)
+        indices[:, part] = nearest.where(squares[:, part].isfinite(), -1)
+    return squares, indices
 
 
 def chamfer_distance_backward(
