@@ -48,7 +48,7 @@ Key = tuple[str, str, str]
 
 def graph_us(call: Callable[[], Any]) -> float:
     """The median replay of a CUDA graph: what the kernels cost."""
-    seconds = graph_seconds(call, budget=0.2)
+    seconds = graph_seconds(call, budget=0.1)
     if seconds is None:
         raise RuntimeError("no CUDA graph can hold this call")
     return round(seconds * 1e6, 1)
@@ -137,7 +137,7 @@ class Case:
     def _time(self) -> dict[str, Any]:
         operator, bar = self.operator, self.bar
         row: dict[str, Any] = {}
-        row["eager_us"], row["python_us"] = eager_and_host_us(self.call, 40 if len(bar) > 2 else 5)
+        row["eager_us"], row["python_us"] = eager_and_host_us(self.call, 40 if len(bar) > 2 else 3)
         if operator.name == "get_indice_pairs":
             row["graph_us"] = graph_us(lambda: _without_waiting(operator, self.args))
         elif not operator.dynamic_output:
@@ -173,33 +173,34 @@ class Case:
 
 
 def cases(operators: list[str]) -> list[Case]:
-    return [
+    found = [
         Case(OPERATORS[sample.operator], sample, name, dtype)
         for sample in _sample.all_samples()
         if sample.scale == "network" and (not operators or sample.operator in operators)
         for name, dtype in formats(sample)
     ]
+    return sorted(found, key=lambda case: not case.bar)  # those with a bar first, should the time end
 
 
 def run_cases(
-    operators: list[str], bandwidth: float, deadline: float, report: Callable[[Key, dict[str, Any]], None],
+    operators: list[str], bandwidth: float, seconds: float, report: Callable[[Key, dict[str, Any]], None],
     take: Callable[[], int], alone: AbstractContextManager[Any], wait: Callable[[], Any],
 ) -> None:  # fmt: skip
     """All steps for the cases that `take` gives this process."""
-    everything, mine = cases(operators), list[Case]()
+    begun, everything, mine = time.perf_counter(), cases(operators), list[Case]()
     while (number := take()) < len(everything):
         found = attempt(lambda case: case.prepare(bandwidth), everything[number])
         report(everything[number].key, found)
         if "failures" not in found:
             mine.append(everything[number])
-    steps: list[tuple[Callable[[Case], dict[str, Any]], AbstractContextManager[Any]]] = [
-        (Case.time, alone), (Case.check, nullcontext()), (Case.time_reference, alone),
+    steps: list[tuple[Callable[[Case], dict[str, Any]], AbstractContextManager[Any], float]] = [
+        (Case.time, alone, 0.7), (Case.check, nullcontext(), 0.9), (Case.time_reference, alone, 1.0),
     ]  # fmt: skip
-    for step, turn in steps:
+    for step, turn, share in steps:
         torch.cuda.empty_cache()  # a reference leaves blocks behind that a later call may be slower in
         wait()
         for case in mine:
-            if time.time() < deadline:
+            if time.perf_counter() < begun + share * seconds:
                 with turn:
                     report(case.key, attempt(step, case))
     wait()
@@ -215,7 +216,7 @@ def attempt(step: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any
         return {"equals_reference": False, "failures": [repr(error)[:500]]}
 
 
-def run_beside(operators: list[str], bandwidth: float, deadline: float, shared: Any) -> None:
+def run_beside(operators: list[str], bandwidth: float, seconds: float, shared: Any) -> None:
     """`run_cases` as one of several processes."""
     queue, counter, lock, barrier = shared
 
@@ -225,7 +226,7 @@ def run_beside(operators: list[str], bandwidth: float, deadline: float, shared: 
             return int(counter.value) - 1
 
     try:
-        run_cases(operators, bandwidth, deadline, lambda *found: queue.put(found), take, lock, barrier.wait)
+        run_cases(operators, bandwidth, seconds, lambda *found: queue.put(found), take, lock, barrier.wait)
     except Exception as error:
         barrier.abort()
         queue.put((None, repr(error)))
@@ -236,7 +237,7 @@ def run_beside(operators: list[str], bandwidth: float, deadline: float, shared: 
 def peer_us(call: Callable[..., Any], args: tuple[Any, ...]) -> float | None:
     """What a peer takes, in a graph where one can hold it; None where it refuses the call."""
     try:
-        seconds = graph_seconds(lambda: call(*args), budget=0.2)
+        seconds = graph_seconds(lambda: call(*args), budget=0.1)
         return round(seconds * 1e6, 1) if seconds is not None else eager_us(lambda: call(*args))
     except (RuntimeError, TypeError, ValueError):
         return None
@@ -313,7 +314,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no step begins after these")
     options = parser.parse_args()
-    deadline = time.time() + options.seconds
     bandwidth = measured("cuda").bandwidth
     machine = torch.cuda.get_device_name()
     print(f"{machine}: copy {bandwidth / 1e12:.2f} TB/s, torch {torch.__version__}, triton {triton.__version__}")
@@ -347,9 +347,11 @@ def main() -> int:
 
     if options.jobs == 1:
         numbers = itertools.count()
-        run_cases(options.operators, bandwidth, deadline, report, lambda: next(numbers), nullcontext(), lambda: None)
+        run_cases(
+            options.operators, bandwidth, options.seconds, report, lambda: next(numbers), nullcontext(), lambda: None
+        )
     else:
-        beside(options, bandwidth, deadline, report)
+        beside(options, bandwidth, report)
     preparations = [preparation()] if not options.operators or "sparse_conv" in options.operators else []
     for row in (r for key, r in rows.items() if key[0] == "get_indice_pairs"):
         for sample in _sample.all_samples():
@@ -360,11 +362,11 @@ def main() -> int:
     return 0 if all(row.get("equals_reference", True) for row in rows.values()) else 1
 
 
-def beside(options: Any, bandwidth: float, deadline: float, report: Callable[[Key, dict[str, Any]], None]) -> None:
+def beside(options: Any, bandwidth: float, report: Callable[[Key, dict[str, Any]], None]) -> None:
     """`run_cases` in several processes; only one at a time times calls."""
     context = multiprocessing.get_context("spawn")
     shared = context.Queue(), context.Value("i", 0), context.Lock(), context.Barrier(options.jobs)
-    arguments = options.operators, bandwidth, deadline, shared
+    arguments = options.operators, bandwidth, options.seconds, shared
     processes = [context.Process(target=run_beside, args=arguments) for _ in range(options.jobs)]
     for process in processes:
         process.start()

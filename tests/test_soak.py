@@ -232,4 +232,6 @@ def test_a_sum_of_what_is_not_finite_may_be_inf_or_nan() -> None:
     expected = torch.tensor([1.0, nan, inf, nan, 2.0])
     got = torch.tensor([1.0, inf, nan, 3.0, inf])
     assert execute._allowed_sum(got, expected, expected).tolist()[:3] == pytest.approx([1.0, inf, nan], nan_ok=True)
-    assert execute.difference([got], [execute._allowed_sum(got, expected, expected)], "row").startswith("output 0: 2 of 5")
+    assert execute.difference([got], [execute._allowed_sum(got, expected, expected)], "row").startswith(
+        "output 0: 2 of 5"
+    )

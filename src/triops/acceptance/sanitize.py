@@ -36,7 +36,7 @@ import torch
 
 MODULE = "triops.acceptance.sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck")
-SCENES = {"small": 1, "graphs": 1, "network": 3}  # and the processes that share its operators
+SCENES = {"small": 2, "graphs": 2, "network": 3}  # and the processes that share its operators
 LOG_SHOWN = 20_000  # characters
 FOUND = 86  # the exit status by which the sanitizer says that it found something
 SAID = re.compile(r"=========.*(Invalid|Misaligned|Uninitialized|hazard|Race reported)")  # how findings begin

@@ -1,7 +1,7 @@
 """torch_geometric from 2.8 on asks pyg-lib, and not torch_cluster, for these functions, as operators of `torch.ops`.
 
-They are registered where torch_geometric finds no pyg-lib, and its flags for them set. What else pyg-lib has (sampling of
-graphs, products of segments, graclus) stays missing, and torch_geometric knows it.
+They are registered where torch_geometric finds no pyg-lib, and its flags for them set. What else pyg-lib has (sampling
+of graphs, products of segments, graclus) stays missing, and torch_geometric knows it.
 """
 
 from __future__ import annotations
