@@ -6,6 +6,7 @@ of graphs, products of segments, graclus) stays missing, and torch_geometric kno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -47,7 +48,7 @@ def elements(ptr: Tensor | None) -> Tensor | None:
     return None if ptr is None else torch.arange(len(ptr) - 1, device=ptr.device).repeat_interleave(ptr.diff())
 
 
-OPERATORS = {
+OPERATORS: dict[str, Callable[..., Tensor]] = {
     "WITH_GRID_CLUSTER": grid_cluster, "WITH_FPS": fps, "WITH_KNN": knn, "WITH_RADIUS": radius,
     "WITH_NEAREST": nearest,
 }  # fmt: skip

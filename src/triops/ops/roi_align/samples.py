@@ -40,7 +40,7 @@ def _backward(make: Make) -> Make:
     def made(dtype: torch.dtype) -> tuple[Any, ...]:
         input, *rest = make(dtype)
         if rest[-1] == "avg":  # nothing of the forward is read but its shape
-            output, *positions = empty_outputs(input, *rest[:3], "avg")
+            output, *positions = empty_outputs(input, rest[0], rest[1], rest[2], "avg")
         else:
             output, *positions = roi_align_forward(input, *rest)
         g = torch.Generator().manual_seed(9)
