@@ -24,7 +24,26 @@ def check_images_if_strict(operator, boxes, batch):
         check_images(operator, boxes, batch)
 
 
-def tile_of(bins, channels, numbers, channels_last):
+def programs(pooled, numbers, channels_last, in_order_of=0):
+    """How the bins of boxes are shared out among programs.
+
+    pooled: what the boxes have or get, [K, C, PH, PW].
+    numbers: bins times channels of a program of one warp.
+    in_order_of: images of the map, each of which one program per block of channels walks all boxes for; 0 if they go
+    side by side.
+    -> grid, blocks of bins per box, constants and options of the kernel
+    """
+    total, channels, rows, columns = pooled
+    bins, block = (1, 32) if in_order_of else _tile(rows * columns, channels, numbers, channels_last)
+    blocks = _gpu.cdiv(rows * columns, bins)
+    options = {
+        "CHANNELS_LAST": channels_last, "BINS": bins, "CHANNELS": block,
+        "num_warps": 1 if in_order_of else max(1, min(bins * block // 256, 4)), "enable_fp_fusion": False,
+    }  # fmt: skip
+    return (in_order_of or total * blocks, _gpu.cdiv(channels, block)), blocks, options
+
+
+def _tile(bins, channels, numbers, channels_last):
     """Bins and channels of a program, powers of two; about `numbers` in all, except in the interpreter."""
     numbers = _gpu.block(numbers, interpreted=8192)
     if channels_last:
@@ -34,17 +53,20 @@ def tile_of(bins, channels, numbers, channels_last):
     return block, max(1, min(numbers // block, _gpu.next_power_of_2(channels)))
 
 
-def warps_of(numbers):
-    """Of a program with a tile of so many numbers."""
-    return max(1, min(numbers // 256, 4))
-
-
 @triton.jit
 def image_of(boxes, roi, batch, FIELDS: tl.constexpr):
     """The image of a box of so many fields, and whether there is one."""
     image = tl.load(boxes + roi * FIELDS)
     valid = (image > -1) & (image < batch)
     return tl.where(valid, image, 0).to(tl.int64), valid
+
+
+@triton.jit
+def tile_of_block(block, bins, channels, CHANNELS_LAST: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Bins and channels of a program that takes this block of a box's bins, and which of the tile there are."""
+    number = block * BINS + tl.arange(0, BINS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    return number, channel, over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
 
 
 @triton.jit

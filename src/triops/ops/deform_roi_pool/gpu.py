@@ -23,11 +23,11 @@ from triops._gpu.rois import (
     over_channels,
     pixel_offsets,
     plane_offsets,
+    programs,
     read_bilinear,
     sample_position,
     samples_within,
-    tile_of,
-    warps_of,
+    tile_of_block,
 )
 from triops._rois import empty_in_format, empty_like_format, format_of
 from triops.ops.deform_roi_pool.reference import empty_gradients
@@ -37,17 +37,15 @@ NUMBERS = {2: 256, 4: 128, 8: 128}  # bins times channels of a program of one wa
 
 def deform_roi_pool(input, boxes, offset, pooled_height, pooled_width, spatial_scale, sampling_ratio, gamma):
     check_images_if_strict("deform_roi_pool", boxes, input.shape[0])
-    channels = input.shape[1]
-    output = empty_like_format((boxes.shape[0], channels, pooled_height, pooled_width), input.dtype, input)
+    output = empty_like_format((boxes.shape[0], input.shape[1], pooled_height, pooled_width), input.dtype, input)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_()
     layout = format_of(input)
-    tile = tile_of(pooled_height * pooled_width, channels, NUMBERS[input.element_size()], layout == torch.channels_last)
-    blocks = _gpu.cdiv(pooled_height * pooled_width, tile[0])
-    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, tile[1]))](
+    grid, blocks, options = programs(output.shape, NUMBERS[input.element_size()], layout == torch.channels_last)
+    _forward_kernel[grid](
         input.contiguous(memory_format=layout), boxes.contiguous(), boxes if offset is None else offset.contiguous(),
         output, *input.shape, pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-        _gpu.bits_of(gamma), **_constants(offset, sampling_ratio, layout, tile),
+        _gpu.bits_of(gamma), MOVED=offset is not None, ADAPTIVE=sampling_ratio <= 0, **options,
     )  # fmt: skip
     return output
 
@@ -61,37 +59,31 @@ def deform_roi_pool_backward(
         return to_input.zero_(), to_offset.zero_()
     real, layout = compute_dtype(input.dtype), format_of(input)
     channels_last = layout == torch.channels_last
-    total, channels, rows, columns = grad_output.shape
+    total, _, rows, columns = grad_output.shape
     given, boxes = grad_output.contiguous(memory_format=layout), boxes.contiguous()
     moved = boxes if offset is None else offset.contiguous()
     rules = _gpu.bits_of(spatial_scale), max(sampling_ratio, 0), _gpu.bits_of(gamma)
-    tile = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
-    blocks = _gpu.cdiv(rows * columns, tile[0])
+    kind = {"MOVED": offset is not None, "ADAPTIVE": sampling_ratio <= 0}
     if to_offset.numel():
-        _offset_kernel[(total * blocks,)](
+        (programs_of_bins, _), blocks, options = programs(grad_output.shape, NUMBERS[real.itemsize], channels_last)
+        _offset_kernel[(programs_of_bins,)](
             given, input.contiguous(memory_format=layout), boxes, moved, to_offset, *input.shape, rows, columns,
-            blocks, *rules, **_constants(offset, sampling_ratio, layout, tile),
+            blocks, *rules, **kind, **options,
         )  # fmt: skip
     if of_input:
         in_order = torch.are_deterministic_algorithms_enabled()
-        tile = (1, 32) if in_order else tile
-        blocks = _gpu.cdiv(rows * columns, tile[0])
+        grid, blocks, options = programs(
+            grad_output.shape, NUMBERS[real.itemsize], channels_last, in_order_of=input.shape[0] if in_order else 0
+        )
         grad = to_input
         if to_input.dtype != real:
             grad = empty_in_format(input.shape, real, input.device, channels_last)
-        _input_kernel[(input.shape[0] if in_order else total * blocks, _gpu.cdiv(channels, tile[1]))](
+        _input_kernel[grid](
             given, boxes, moved, grad.zero_(), total, *input.shape, rows, columns, blocks, *rules,
-            IN_ORDER=in_order, **_constants(offset, sampling_ratio, layout, tile),
+            IN_ORDER=in_order, **kind, **options,
         )  # fmt: skip
         to_input = grad.to(input.dtype)
     return to_input, to_offset
-
-
-def _constants(offset, sampling_ratio, layout, tile):
-    return {
-        "MOVED": offset is not None, "ADAPTIVE": sampling_ratio <= 0, "CHANNELS_LAST": layout == torch.channels_last,
-        "BINS": tile[0], "CHANNELS": tile[1], "num_warps": warps_of(tile[0] * tile[1]), "enable_fp_fusion": False,
-    }  # fmt: skip
 
 
 @triton.jit
@@ -138,10 +130,8 @@ def _forward_kernel(
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     share = from_bits(gamma, REAL)
@@ -176,10 +166,8 @@ def _give_back(
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
-    number = block * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(block, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, readable = image_of(boxes, roi, batch, 5)
     if IN_ORDER:
         readable = readable & (image == own_image)

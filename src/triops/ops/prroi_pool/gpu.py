@@ -20,8 +20,8 @@ from triops._gpu.rois import (
     over_channels,
     pixel_offsets,
     plane_offsets,
-    tile_of,
-    warps_of,
+    programs,
+    tile_of_block,
 )
 from triops._rois import empty_in_format, empty_like_format, format_of
 
@@ -35,15 +35,10 @@ def prroi_pool(input, boxes, pooled_height, pooled_width, spatial_scale):
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_()
     layout = format_of(input)
-    channels_last = layout == torch.channels_last
-    bins = pooled_height * pooled_width
-    bin_block, channel_block = tile_of(bins, channels, NUMBERS[input.element_size()], channels_last)
-    blocks = _gpu.cdiv(bins, bin_block)
-    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
+    grid, blocks, options = programs(output.shape, NUMBERS[input.element_size()], layout == torch.channels_last)
+    _forward_kernel[grid](
         input.contiguous(memory_format=layout), boxes.contiguous(), output, batch, channels, height, width,
-        pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale),
-        CHANNELS_LAST=channels_last, BINS=bin_block, CHANNELS=channel_block,
-        num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
+        pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale), **options,
     )  # fmt: skip
     return output
 
@@ -56,15 +51,12 @@ def prroi_pool_backward(grad_output, boxes, batch, height, width, spatial_scale,
     if grad.numel() and grad_output.numel():
         layout = torch.channels_last if channels_last else torch.contiguous_format
         in_order = torch.are_deterministic_algorithms_enabled()
-        bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
-        if in_order:
-            bin_block, channel_block = 1, 32
-        blocks = _gpu.cdiv(rows * columns, bin_block)
-        _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+        grid, blocks, options = programs(
+            grad_output.shape, NUMBERS[real.itemsize], channels_last, in_order_of=batch if in_order else 0
+        )
+        _backward_kernel[grid](
             grad_output.contiguous(memory_format=layout), boxes.contiguous(), grad, total, batch, channels, height,
-            width, rows, columns, blocks, _gpu.bits_of(spatial_scale),
-            CHANNELS_LAST=channels_last, IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-            num_warps=1 if in_order else warps_of(bin_block * channel_block), enable_fp_fusion=False,
+            width, rows, columns, blocks, _gpu.bits_of(spatial_scale), IN_ORDER=in_order, **options,
         )  # fmt: skip
     return grad.to(grad_output.dtype)
 
@@ -76,15 +68,13 @@ def prroi_pool_boxes_backward(grad_output, input, boxes, spatial_scale):
     real, layout = compute_dtype(input.dtype), format_of(input)
     if input.numel() == 0 or grad_output.numel() == 0:
         return torch.zeros_like(boxes, memory_format=torch.contiguous_format)
-    channels_last = layout == torch.channels_last
-    bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
-    blocks = _gpu.cdiv(rows * columns, bin_block)
+    (programs_of_bins, _), blocks, options = programs(
+        grad_output.shape, NUMBERS[real.itemsize], layout == torch.channels_last
+    )
     parts = torch.empty((total, rows * columns, 5), dtype=real, device=input.device)
-    _boxes_backward_kernel[(total * blocks,)](
+    _boxes_backward_kernel[(programs_of_bins,)](
         grad_output.contiguous(memory_format=layout), input.contiguous(memory_format=layout), boxes.contiguous(),
-        parts, batch, channels, height, width, rows, columns, blocks, _gpu.bits_of(spatial_scale),
-        CHANNELS_LAST=channels_last, BINS=bin_block, CHANNELS=channel_block,
-        num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
+        parts, batch, channels, height, width, rows, columns, blocks, _gpu.bits_of(spatial_scale), **options,
     )  # fmt: skip
     return parts.sum(1).to(boxes.dtype)
 
@@ -147,10 +137,8 @@ def _forward_kernel(
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     y1, y2, tall, top, bottom, finite_y = _axis(boxes, roi, 1, number // columns, rows, height, factor)
@@ -182,10 +170,8 @@ def _give_back(
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
-    number = block * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(block, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     if IN_ORDER:
         exists = exists & (image == own_image)

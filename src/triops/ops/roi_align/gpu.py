@@ -28,10 +28,11 @@ from triops._gpu.rois import (
     over_channels,
     pixel_offsets,
     plane_offsets,
+    programs,
     read_bilinear,
     sample_position,
     samples_within,
-    tile_of,
+    tile_of_block,
 )
 from triops._rois import empty_in_format, format_of
 from triops.ops.roi_align import adaptive_gpu
@@ -90,18 +91,14 @@ def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, align
     """Fill `output`, and where they are to be filled the positions of maxima, from samples of `maps`."""
     batch, channels, height, width = maps.shape
     _, _, rows, columns = output.shape
-    bin_block, channel_block = tile_of(
-        rows * columns, channels, NUMBERS[channels_last][maps.element_size()], channels_last
-    )
-    blocks = _gpu.cdiv(rows * columns, bin_block)
-    grid = boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block)
+    grid, blocks, options = programs(output.shape, NUMBERS[channels_last][maps.element_size()], channels_last)
     sizes = batch, channels, height, width, rows, columns, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0)
-    options = {"ALIGNED": aligned, "CHANNELS_LAST": channels_last, "BINS": bin_block, "CHANNELS": channel_block,
-               "num_warps": 1, "enable_fp_fusion": False}  # fmt: skip
     if positions:
-        _maximum_kernel[grid](maps, boxes, output, *positions, *sizes, ADAPTIVE=sampling_ratio <= 0, **options)
+        _maximum_kernel[grid](
+            maps, boxes, output, *positions, *sizes, ADAPTIVE=sampling_ratio <= 0, ALIGNED=aligned, **options
+        )
     else:
-        _mean_kernel[grid](maps, boxes, output, *sizes, **options)
+        _mean_kernel[grid](maps, boxes, output, *sizes, ALIGNED=aligned, **options)
 
 
 def roi_align_backward(
@@ -141,16 +138,14 @@ def _give(
 ):  # fmt: skip
     batch, channels, height, width = grad.shape
     total, _, rows, columns = given.shape
-    bin_block, channel_block = tile_of(rows * columns, channels, BACK[grad.element_size()], grad_last)
-    if in_order:
-        bin_block, channel_block = 1, 32
-    blocks = _gpu.cdiv(rows * columns, bin_block)
-    _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+    grid, blocks, options = programs(
+        given.shape, BACK[grad.element_size()], grad_last, in_order_of=batch if in_order else 0
+    )
+    _backward_kernel[grid](
         given, boxes, *(places or (grad, grad)), grad, total, batch, channels, height, width, rows, columns, blocks,
         _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=bool(places), CHANNELS_LAST=grad_last,
-        GIVEN_LAST=given_last, IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-        num_warps=1, enable_fp_fusion=False,
+        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), MAXIMUM=bool(places), GIVEN_LAST=given_last,
+        IN_ORDER=in_order, **options,
     )  # fmt: skip
 
 
@@ -175,10 +170,8 @@ def _mean_kernel(
     """The mean over `ratio` x `ratio` samples. It is bound by its instructions, so rows are found once per row."""
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     start_y, length_y, samples, finite_y = cut_box(boxes, roi, 1, factor, rows, ratio, False, ALIGNED, REAL)
@@ -224,10 +217,8 @@ def _maximum_kernel(
     """The highest sample of each bin, and where it lies: the bits of the reference, so nothing is fused."""
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     base_y, length_y, samples_y, begin_y, end_y, finite_y = _axis(
@@ -289,10 +280,8 @@ def _give_back(
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
-    number = block * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(block, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, readable = image_of(boxes, roi, batch, 5)
     if IN_ORDER:
         readable = readable & (image == own_image)

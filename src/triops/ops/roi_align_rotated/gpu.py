@@ -22,13 +22,12 @@ from triops._gpu.rois import (
     neighbors,
     output_offsets,
     over_bins,
-    over_channels,
     plane_offsets,
+    programs,
     read_bilinear,
     sample_position,
     samples_within,
-    tile_of,
-    warps_of,
+    tile_of_block,
 )
 from triops._rois import empty_in_format, empty_like_format, format_of
 from triops.ops.roi_align_rotated.reference import FAR, MOST_ANGLE, turned
@@ -49,15 +48,11 @@ def roi_align_rotated(
         return output.zero_()
     real, layout = compute_dtype(input.dtype), format_of(input)
     values = output if orientations == 1 else torch.empty_like(output, dtype=real)
-    channels_last = layout == torch.channels_last
-    bins = pooled_height * pooled_width
-    bin_block, channel_block = tile_of(bins, channels, NUMBERS[input.element_size()], channels_last)
-    blocks = _gpu.cdiv(bins, bin_block)
-    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
+    grid, blocks, options = programs(shape, NUMBERS[input.element_size()], layout == torch.channels_last)
+    _forward_kernel[grid](
         input.contiguous(memory_format=layout), boxes.contiguous(), values, batch, channels, height, width,
         pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), CHANNELS_LAST=channels_last,
-        BINS=bin_block, CHANNELS=channel_block, num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
+        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), **options,
     )  # fmt: skip
     return output if orientations == 1 else output.copy_(turned(values, boxes, orientations))
 
@@ -74,16 +69,14 @@ def roi_align_rotated_backward(
         layout = torch.channels_last if channels_last else torch.contiguous_format
         given = grad_output if orientations == 1 else turned(grad_output.to(real), boxes, orientations, back=True)
         in_order = torch.are_deterministic_algorithms_enabled()
-        bin_block, channel_block = tile_of(rows * columns, channels, NUMBERS[real.itemsize], channels_last)
-        if in_order:
-            bin_block, channel_block = 1, 32
-        blocks = _gpu.cdiv(rows * columns, bin_block)
-        _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+        grid, blocks, options = programs(
+            grad_output.shape, NUMBERS[real.itemsize], channels_last, in_order_of=batch if in_order else 0
+        )
+        _backward_kernel[grid](
             given.contiguous(memory_format=layout), boxes.contiguous(), grad, total, batch, channels, height, width,
             rows, columns, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise),
-            CHANNELS_LAST=channels_last, IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-            num_warps=1 if in_order else warps_of(bin_block * channel_block), enable_fp_fusion=False,
+            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), IN_ORDER=in_order,
+            **options,
         )  # fmt: skip
     return grad.to(grad_output.dtype)
 
@@ -144,10 +137,8 @@ def _forward_kernel(
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 6)
     cy, cx, tall, wide, cos, sin, finite = _frame(boxes, roi, from_bits(scale, REAL), ALIGNED, CLOCKWISE)
     length_y, samples_y = bins_of(tall, rows, ratio, ADAPTIVE)
@@ -186,10 +177,8 @@ def _give_back(
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
-    number = block * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(block, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, readable = image_of(boxes, roi, batch, 6)
     if IN_ORDER:
         readable = readable & (image == own_image)

@@ -17,11 +17,10 @@ from triops._gpu.rois import (
     image_of,
     output_offsets,
     over_bins,
-    over_channels,
     pixel_offsets,
     plane_offsets,
-    tile_of,
-    warps_of,
+    programs,
+    tile_of_block,
 )
 from triops._rois import empty_in_format, format_of
 from triops.ops.roi_pool.reference import LOWEST, NONE, empty_outputs
@@ -39,15 +38,10 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
         return output.zero_(), argmax.fill_(NONE)
     batch, channels, height, width = input.shape
     layout = format_of(input)
-    channels_last = layout == torch.channels_last
-    bins = pooled_height * pooled_width
-    bin_block, channel_block = tile_of(bins, channels, NUMBERS[input.element_size()], channels_last)
-    blocks = _gpu.cdiv(bins, bin_block)
-    _forward_kernel[(boxes.shape[0] * blocks, _gpu.cdiv(channels, channel_block))](
+    grid, blocks, options = programs(output.shape, NUMBERS[input.element_size()], layout == torch.channels_last)
+    _forward_kernel[grid](
         input.contiguous(memory_format=layout), boxes.contiguous(), output, argmax, batch, channels, height, width,
-        pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale),
-        CHANNELS_LAST=channels_last, BINS=bin_block, CHANNELS=channel_block,
-        num_warps=warps_of(bin_block * channel_block), enable_fp_fusion=False,
+        pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale), **options,
     )  # fmt: skip
     return output, argmax
 
@@ -60,15 +54,12 @@ def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels
     if grad.numel() and grad_output.numel():
         layout = torch.channels_last if channels_last else torch.contiguous_format
         in_order = torch.are_deterministic_algorithms_enabled()
-        bin_block, channel_block = tile_of(rows * columns, channels, BACKWARD_NUMBERS, channels_last)
-        if in_order:
-            bin_block, channel_block = 1, 32
-        blocks = _gpu.cdiv(rows * columns, bin_block)
-        _backward_kernel[(batch if in_order else total * blocks, _gpu.cdiv(channels, channel_block))](
+        grid, blocks, options = programs(
+            grad_output.shape, BACKWARD_NUMBERS, channels_last, in_order_of=batch if in_order else 0
+        )
+        _backward_kernel[grid](
             grad_output.contiguous(memory_format=layout), boxes.contiguous(), argmax.contiguous(memory_format=layout),
-            grad, total, batch, channels, height, width, rows * columns, blocks,
-            CHANNELS_LAST=channels_last, IN_ORDER=in_order, BINS=bin_block, CHANNELS=channel_block,
-            num_warps=1 if in_order else warps_of(bin_block * channel_block),
+            grad, total, batch, channels, height, width, rows * columns, blocks, IN_ORDER=in_order, **options,
         )  # fmt: skip
     return grad.to(grad_output.dtype)
 
@@ -97,10 +88,8 @@ def _forward_kernel(
 ):  # fmt: skip
     REAL: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float64 else tl.float32
     roi = tl.cast(tl.program_id(0) // blocks, tl.int64)
-    number = tl.program_id(0) % blocks * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     bins = rows * columns
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
+    number, channel, valid = tile_of_block(tl.program_id(0) % blocks, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     factor = from_bits(scale, REAL)
     top, bottom, readable_y = _axis(boxes, roi, 1, number // columns, rows, height, factor, REAL)
@@ -134,12 +123,10 @@ def _give_back(
     CHANNELS_LAST: tl.constexpr, IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
-    number = block * BINS + tl.arange(0, BINS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    number, channel, valid = tile_of_block(block, bins, channels, CHANNELS_LAST, BINS, CHANNELS)
     image, exists = image_of(boxes, roi, batch, 5)
     if IN_ORDER:
         exists = exists & (image == own_image)
-    valid = over_bins(number < bins, CHANNELS_LAST) & over_channels(channel < channels, CHANNELS_LAST)
     valid = valid & as_mask(exists, valid)
     source = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
     at = tl.load(argmax + source, mask=valid, other=NOWHERE).to(tl.int64)
