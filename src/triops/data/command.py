@@ -85,7 +85,7 @@ def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job
     except JobError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise UsageError(f"output cannot be written ({error})") from None
+        raise UsageError(f"output cannot be written ({files.reason(error)})") from None
     except ValueError as error:
         print(wrapped(f"triops {options.command}: stopped: {error}"), file=sys.stderr)
         return 1

@@ -208,7 +208,7 @@ def _class_names(metainfo: Mapping[str, Any], dataset: str, path: str) -> dict[i
         found = {label: str(name) for label, name in enumerate(listed)}
     if not found:
         raise FrameError(f"{path}: metainfo names no classes")
-    return {label: safe_name(name, f"{path}: class") for label, name in found.items()}
+    return {label: safe_name(name, f"{path}: class", "class") for label, name in found.items()}
 
 
 def _needed(info: dict[str, Any], sweeps: int) -> dict[str, Any]:

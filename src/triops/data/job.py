@@ -21,7 +21,6 @@ from triops.data import cpu, files, records
 from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, Source, check_points
 from triops.data.garbage import no_garbage
-from triops.data.kitti_labels import LabelError
 
 _SETTINGS = ".job.json"  # no frame has a name that begins so
 
@@ -124,9 +123,9 @@ class Job(ABC):
             frame = self.sources[ref.source].load(ref)
             read, waiting = time.perf_counter(), idle.elapsed()
             output = self.compute(ref, frame)
-        except FileNotFoundError as error:
-            return self._bad(ref, f"{error.filename or error}: no such file")
-        except (FrameError, LabelError, ValueError, OSError) as error:
+        except OSError as error:
+            return self._bad(ref, files.reason(error))
+        except ValueError as error:
             return self._bad(ref, str(error))
         computed = time.perf_counter()
         idle = _Idle()

@@ -89,7 +89,7 @@ class ParquetFrames:
             boxes = _matrix(columns["boxes"], columns["fields"].as_py(), f"{path}, frame {ref.key}: boxes")
         except (require_pyarrow().ArrowException, OSError) as error:
             raise FrameError(f"{path}, frame {ref.key}: {error}") from None
-        names = [safe_name(str(name), f"{path}, frame {ref.key}: class") for name in columns["names"].as_py()]
+        names = [safe_name(str(name), f"{path}, frame {ref.key}: class", "class") for name in columns["names"].as_py()]
         levels = columns["difficulty"].as_py() if "difficulty" in columns else [0] * len(names)
         origin = columns["z_origin"].as_py()
         if points.shape[1] < 3 or boxes.shape[1] < 7 or not len(names) == len(boxes) == len(levels):
