@@ -47,9 +47,9 @@ class LocalEngine:
         chunks = [refs[k : k + chunk] for k in range(0, len(refs), chunk)]
         # Not forked: threads of torch and Numba do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(processes, context, _start_process, (-(-workers // processes),))
+        started = ProcessPoolExecutor(processes, context, _start_process, (-(-workers // processes),))
         try:
-            yield from _outcomes(pool, [pool.submit(_spread, job, part) for part in chunks])
+            yield from _outcomes(started, [started.submit(_spread, job, part) for part in chunks])
         except BrokenProcessPool:
             raise JobError(
                 "a worker process was killed, perhaps for want of memory. Remedy: the same command goes on where "
@@ -57,7 +57,7 @@ class LocalEngine:
             ) from None
         finally:
             # Not by `with`, which waits for all that was submitted, even after it was told to drop what has not begun.
-            pool.shutdown(wait=True, cancel_futures=True)
+            started.shutdown(wait=True, cancel_futures=True)
 
 
 def cores() -> int:

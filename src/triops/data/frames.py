@@ -13,7 +13,7 @@ from triops._geometry.box.reference import ZOrigin
 from triops.data import cpu
 
 _LITTLE_ENDIAN = np.dtype("<f4")
-_SAFE = {"frame": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"), "class": re.compile(r"\w[\w.+-]*(?: [\w.+-]+)*")}
+_SAFE = {"frame": re.compile(r"\w[\w.+-]*"), "class": re.compile(r"\w[\w.+-]*(?: [\w.+-]+)*")}
 _LONGEST = 100  # bytes of a name: a file's name, which has 255, may hold two
 
 
@@ -90,7 +90,7 @@ class Source(Protocol):
 
 
 def safe_name(name: str, what: str, kind: Literal["frame", "class"] = "frame") -> str:
-    """The name, if it can be a part of a file's name; that of a class may have letters of any script, and spaces.
+    """The name, if it can be a part of a file's name: letters of any script, digits, `_.+-`, in a class spaces too.
 
     >>> safe_name("../../etc", "class")
     Traceback (most recent call last):
@@ -101,6 +101,11 @@ def safe_name(name: str, what: str, kind: Literal["frame", "class"] = "frame") -
     if len(name.encode()) > _LONGEST:
         raise FrameError(f"{what} {name[:60]!r}... is longer than {_LONGEST} bytes")
     return name
+
+
+def as_sample(name: str) -> int | str:
+    """What mmdetection3d calls a frame: a number where its name is one."""
+    return int(name) if name.isascii() and name.isdecimal() else name
 
 
 def points_of(data: bytes, features: int, source: str) -> npt.NDArray[np.float32]:

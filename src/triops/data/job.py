@@ -258,7 +258,10 @@ def all_refs(job: Job) -> tuple[list[FrameRef], dict[str, str]]:
     for names in ([ref.key for ref in refs], [str(ref.sample) for ref in refs]):
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise JobError(f"two frames are named {twice[0]}: their output would overwrite each other")
+            raise JobError(
+                f"two frames are named {twice[0]}: their output would overwrite each other. Remedy: info files that "
+                "number their frames alike are jobs of their own, with another --out or split; a frame is listed once"
+            )
     return refs, broken
 
 

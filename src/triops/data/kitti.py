@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triops.data import files
-from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, points_of, safe_name
+from triops.data.frames import Frame, FrameError, FrameRef, as_sample, check_boxes, points_of, safe_name
 from triops.data.kitti_calibration import parse_calibration, to_lidar
 from triops.data.kitti_labels import Labels, parse_labels
 
@@ -47,7 +47,7 @@ class KittiFolder:
             keys = sorted(name[:-4] for name in found if name.endswith(".txt"))
         if not keys:
             raise FrameError(f"{self.root}: no frames: neither ImageSets/{self.split}.txt nor files in label_2")
-        return [FrameRef(safe_name(key, "frame"), int(key) if key.isdigit() else key, number) for key in keys]
+        return [FrameRef(safe_name(key, "frame"), as_sample(key), number) for key in keys]
 
     def load(self, ref: FrameRef) -> Frame:
         velodyne = files.join(self.root, self.points, f"{ref.key}.bin")
@@ -63,9 +63,9 @@ class KittiFolder:
             calibration.lidar_to_rectified(), calib,
         )  # fmt: skip
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-            boxes, bbox = boxes.astype(np.float32), labels.bbox[objects].astype(np.float32)
+            found, bbox = boxes.astype(np.float32), labels.bbox[objects].astype(np.float32)
         return Frame(
-            points, check_boxes(boxes, path), names, "bottom", difficulty(labels, self.inclusive)[objects].tolist(),
+            points, check_boxes(found, path), names, "bottom", difficulty(labels, self.inclusive)[objects].tolist(),
             bbox, source=velodyne,
         )  # fmt: skip
 
