@@ -149,7 +149,8 @@ def _add_dataset_job(parser: argparse.ArgumentParser, formats: Sequence[str], he
     parser.add_argument("--split", default="train", help="of KITTI's ImageSets (default train)")
     parser.add_argument("--root", help="folder that the paths of an info file start from; its own by default")
     parser.add_argument("--points", metavar="DIR", help="folder of the points below the root")
-    parser.add_argument("--sweeps", type=int, help="earlier sweeps per frame; 10 for nuScenes, else none by default")
+    loaded = "none" if "label" in formats else "10 for nuScenes, else none"
+    parser.add_argument("--sweeps", type=int, help=f"earlier sweeps per frame; {loaded} by default")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
     parser.add_argument("--address", help="of the Ray cluster; none starts one on this machine")
     parser.add_argument("--workers", type=int, default=0, help="frames at a time; as many as cores by default")

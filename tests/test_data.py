@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +257,31 @@ def test_a_first_frame_of_nuscenes_stands_in_for_its_missing_sweeps(tmp_path: Pa
     np.testing.assert_allclose(frame.points, [[10, 0, 0, 7, 0], [0.5, 0.5, 0, 7, 0], *[[10, 0, 0, 7, 0]] * 3])
 
 
+def test_train_and_val_lie_side_by_side_though_both_number_frames_from_0(tmp_path: Path) -> None:
+    train = nuscenes(tmp_path, None)
+    val = train.with_name("nuscenes_infos_val.pkl")
+    content = pickle.loads(train.read_bytes())
+    content["data_list"][0]["instances"][0]["bbox_3d"][1] = 100.0  # an empty box
+    val.write_bytes(pickle.dumps(content))
+    for path in (train, val):
+        assert make(path, tmp_path).good
+    counts = [
+        infos(tmp_path / f"nuscenes_dbinfos_{split}.pkl")["car"][0]["num_points_in_gt"] for split in ("train", "val")
+    ]
+    sizes = [(tmp_path / f"nuscenes_gt_database{suffix}/7_car_0.bin").stat().st_size for suffix in ("", "_val")]
+    assert (counts, sizes) == ([11, 0], [11 * 20, 0])
+
+
+def test_labels_are_those_of_the_frames_own_points(tmp_path: Path) -> None:
+    assert triops_cli.main(["label", str(nuscenes(tmp_path, None))]) == 0
+    assert np.fromfile(tmp_path / "labels/7.label", np.uint32).tolist() == [1 << 16 | 1, 0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"instances": [{"bbox_label_3d": float("inf")}]}, "malformed (OverflowError"),
+        ({"sample_idx": None}, "sample_idx of entry 0 must be a number or a name"),
         ({"sample_idx": "../../x"}, "sample_idx '../../x' cannot be part of a file's name"),
         ({"instances": [{"bbox_label_3d": 0}]}, "malformed (KeyError: 'bbox_3d')"),
         ({"instances": [{"bbox_label_3d": 0, "bbox_3d": [1.0] * 6}]}, "bbox_3d must be 7 numbers or more, got [6]"),
@@ -365,6 +389,20 @@ def test_everything_else_is_refused(value: Any, tmp_path: Path, monkeypatch: pyt
 def test_damaged_and_crafted_pickles_are_errors_of_their_own_kind(data: bytes) -> None:
     with pytest.raises(PickleError):
         load_pickle(data)
+
+
+def test_a_small_pickle_makes_no_huge_array() -> None:
+    nested: Any = [0.0] * 10
+    for _ in range(8):
+        nested = [nested] * 10  # pickled once
+    for values, kind in ((nested, "f8"), ([""] * 20_000, "U16384")):
+
+        class Asked:
+            def __reduce__(self) -> Any:
+                return np.array, (values, kind)  # noqa: B023
+
+        with pytest.raises(PickleError, match="arrays far larger than the file"):
+            load_pickle(pickle.dumps(Asked()))
 
 
 # Engines, shards and restarts
@@ -518,6 +556,32 @@ def test_records_that_another_process_puts_together_meanwhile_are_read(
     assert records.read(folder) == {"a": "1"}
 
 
+def test_another_process_may_end_the_job_meanwhile(kitti: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    def slow(job: Job, refs: Sequence[FrameRef]) -> Iterator[Outcome]:
+        for position, ref in enumerate(refs):
+            if position == 2:
+                make(kitti, tmp_path)
+            yield job(ref)
+
+    assert run(database(kitti, tmp_path), slow).good
+    assert tree(tmp_path) == expected
+
+
+def sleep(job: str, ref: FrameRef) -> Outcome:
+    time.sleep(0.05)
+    with open(job, "ab") as log:
+        log.write(b".")
+    return Outcome(ref.key)
+
+
+def test_processes_drop_what_has_not_begun_when_nobody_waits_any_more(tmp_path: Path) -> None:
+    log, refs = tmp_path / "log", [FrameRef(str(k), k, 0) for k in range(1500)]
+    outcomes = LocalEngine(8)(functools.partial(sleep, str(log)), refs)  # type: ignore[arg-type]
+    next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
+    assert log.stat().st_size < 500
+
+
 # Bad frames
 
 
@@ -542,7 +606,32 @@ def damage_label(root: Path) -> None:
     path.write_text(path.read_text().replace("Car 0", "Car zero", 1))
 
 
+def make_singular(root: Path) -> None:
+    path = root / "training/calib/000001.txt"
+    kept = [line for line in path.read_text().splitlines() if not line.startswith("Tr_velo_to_cam")]
+    path.write_text("\n".join([*kept, "Tr_velo_to_cam:" + " 0" * 12]))
+
+
+def make_huge(root: Path) -> None:
+    path = root / "training/label_2/000001.txt"
+    path.write_text("Car 0 0 0 0 0 10 50 1.5 1.6 4 1e300 1 10 0\n")
+
+
+def name_at_length(root: Path) -> None:
+    path = root / "training/label_2/000001.txt"
+    path.write_text(path.read_text().replace("Car 0", "C" * 300 + " 0", 1))
+
+
+def replace_by_folder(root: Path) -> None:
+    path = root / "training/velodyne/000001.bin"
+    path.rename(root / "kept.bin")
+    path.mkdir()
+
+
 BAD = {
+    make_singular: "000001.txt: the way from the LiDAR to the camera has no inverse",
+    make_huge: "inf, 4.0, 1.600000023841858, 1.5, -1.5707963705062866]",
+    name_at_length: f"000001.txt: class '{'C' * 60}'... is longer than 100 bytes",
     truncate: "000001.bin: 47997 bytes are not whole points of 4 float32: truncated?",
     add_nan: "000001.bin: 1 points are not finite, the first is number 17",
     remove_calibration: "000001.txt: no such file",
@@ -572,6 +661,32 @@ def test_a_bad_frame_is_named_and_the_others_are_done(
         (own_kitti / name).write_bytes(data)
     assert make(own_kitti, tmp_path / "out").tally.frames == 1
     assert tree(tmp_path / "out") == expected
+
+
+def test_a_folder_in_the_place_of_points_is_named(own_kitti: Path, tmp_path: Path) -> None:
+    replace_by_folder(own_kitti)
+    assert make(own_kitti, tmp_path / "out").bad["000001"].endswith("velodyne/000001.bin: is a directory")
+
+
+def test_files_of_windows_editors_are_read(own_kitti: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    listed = own_kitti / "ImageSets/train.txt"
+    for path in (listed, *(own_kitti / f"training/{kind}/000001.txt" for kind in ("label_2", "calib"))):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert make(own_kitti, tmp_path / "out").good
+    assert tree(tmp_path / "out") == expected
+
+
+def test_names_may_be_of_any_script(own_kitti: Path, tmp_path: Path) -> None:
+    for folder, suffix in (("velodyne", "bin"), ("label_2", "txt"), ("calib", "txt")):
+        path = own_kitti / f"training/{folder}/000001.{suffix}"
+        path.rename(path.with_name(f"\u5e27\u0662.{suffix}"))
+    label = own_kitti / "training/label_2/\u5e27\u0662.txt"
+    label.write_text(label.read_text().replace("Car", "Fu\u00dfg\u00e4nger"), encoding="utf-8")
+    (own_kitti / "ImageSets/train.txt").unlink()
+    assert make(own_kitti, tmp_path / "out").good
+    found = infos(tmp_path / "out/kitti_dbinfos_train.pkl")["Fu\u00dfg\u00e4nger"]
+    assert {info["image_idx"] for info in found} == {"\u5e27\u0662"}
+    assert (tmp_path / "out" / found[0]["path"]).exists()
 
 
 def test_strict_stops_at_the_first_bad_frame(own_kitti: Path, tmp_path: Path) -> None:

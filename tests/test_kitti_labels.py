@@ -100,3 +100,9 @@ def test_a_bad_annotation_is_named(change: dict[str, object], message: str) -> N
     annotation = {**parse_labels(f"{CAR} 0.5").annotation(), **change}
     with pytest.raises(LabelError, match=message):
         from_annotation(annotation, "frame 7", scored=True)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_type(tmp_path: Path) -> None:
+    path = tmp_path / "000000.txt"
+    path.write_text("Car 0 0 0 0 0 10 50 1.5 1.6 4 1 1 10 0\r\n", encoding="utf-8-sig")
+    assert read_labels(path).name.tolist() == ["Car"]

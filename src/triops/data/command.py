@@ -33,7 +33,7 @@ def gtdb(options: Namespace) -> int:
             return ToParquet(sources, out)
         return GtDatabase(sources, out, options.to, classes)
 
-    return _run(options, make, inclusive=options.to == "pcdet")
+    return _run(options, make, options.sweeps, inclusive=options.to == "pcdet")
 
 
 def label(options: Namespace) -> int:
@@ -41,7 +41,8 @@ def label(options: Namespace) -> int:
         named = classes or tuple(dict.fromkeys(name for source in sources for name in source.classes()))
         return PointLabels(sources, out, options.to, named)
 
-    return _run(options, make, inclusive=False)
+    # A label per point of the frame's own file, unless sweeps are asked for.
+    return _run(options, make, options.sweeps or 0, inclusive=False)
 
 
 def synth(options: Namespace) -> int:
@@ -55,7 +56,9 @@ def synth(options: Namespace) -> int:
     return 0
 
 
-def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job], *, inclusive: bool) -> int:
+def _run(
+    options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job], sweeps: int | None, *, inclusive: bool
+) -> int:  # fmt: skip
     """Run a job over the sources named on the command line, and report. Returns the exit status."""
     if options.sweeps is not None and options.sweeps < 0:
         raise UsageError(f"--sweeps must be at least 0, got {options.sweeps}")
@@ -64,7 +67,7 @@ def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job
     try:
         shard, engine = parse_shard(options.shard), _engine(options)
         sources, broken = open_sources(
-            options.source, split=options.split, root=options.root, points=options.points, sweeps=options.sweeps,
+            options.source, split=options.split, root=options.root, points=options.points, sweeps=sweeps,
             inclusive=inclusive,
         )  # fmt: skip
         if not sources or (broken and options.strict):
@@ -85,7 +88,7 @@ def _run(options: Namespace, make: Callable[[Sources, tuple[str, ...], str], Job
     except JobError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise UsageError(f"output cannot be written ({error})") from None
+        raise UsageError(f"output cannot be written ({files.reason(error)})") from None
     except ValueError as error:
         print(wrapped(f"triops {options.command}: stopped: {error}"), file=sys.stderr)
         return 1

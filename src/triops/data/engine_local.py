@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -45,14 +47,17 @@ class LocalEngine:
         chunks = [refs[k : k + chunk] for k in range(0, len(refs), chunk)]
         # Not forked: threads of torch and Numba do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context, _start_process, (-(-workers // processes),)) as processes_pool:
-            try:
-                yield from _outcomes(processes_pool, [processes_pool.submit(_spread, job, part) for part in chunks])
-            except BrokenProcessPool:
-                raise JobError(
-                    "a worker process was killed, perhaps for want of memory. Remedy: the same command goes on where "
-                    "it was; fewer --workers need less memory"
-                ) from None
+        started = ProcessPoolExecutor(processes, context, _start_process, (-(-workers // processes),))
+        try:
+            yield from _outcomes(started, [started.submit(_spread, job, part) for part in chunks])
+        except BrokenProcessPool:
+            raise JobError(
+                "a worker process was killed, perhaps for want of memory. Remedy: the same command goes on where "
+                "it was; fewer --workers need less memory"
+            ) from None
+        finally:
+            # Not by `with`, which waits for all that was submitted, even after it was told to drop what has not begun.
+            started.shutdown(wait=True, cancel_futures=True)
 
 
 def cores() -> int:
@@ -91,6 +96,16 @@ def _start_process(threads: int) -> None:
     global _pool
     torch.set_num_threads(1)
     _pool = ThreadPoolExecutor(threads, "triops-frames")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: the first one sees to it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it was killed: nobody would hand it work, or end it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _spread(job: Job, refs: Sequence[FrameRef]) -> list[Outcome]:

@@ -52,6 +52,19 @@ def folder_of(path: str) -> str:
     return os.path.dirname(path)
 
 
+def reason(error: OSError) -> str:
+    """Which file cannot be read or written, and why.
+
+    >>> reason(PermissionError(13, "Permission denied", "000007.bin"))
+    '000007.bin: permission denied'
+    """
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename or error}: no such file"
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+
+
 def read(path: str) -> bytes:
     """All of a file."""
     if is_url(path):
@@ -123,20 +136,21 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
     """Write a file so that nobody ever sees a part of it: under another name in `temporary`, which is then renamed.
 
     Args:
-        temporary: an existing folder on the same file system.
+        temporary: a folder on the same file system.
     """
     if not is_url(path):
         unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
-        handle = os.open(unique, _CREATE, 0o666)
-        try:
-            _write_all(handle, data)
-        except BaseException:
-            os.close(handle)
-            os.remove(unique)
-            raise
-        os.close(handle)
-        os.replace(unique, path)
-        return
+        while True:
+            try:
+                _write_new(unique, data)
+                os.replace(unique, path)
+            except FileNotFoundError:
+                # Another process has ended the job and removed the folder, perhaps with the file in it.
+                if not os.path.isdir(os.path.dirname(path)):
+                    raise
+                os.makedirs(temporary, exist_ok=True)
+                continue
+            return
     system, inside = _system(path)
     protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
     if protocols & _WHOLE_OR_NOTHING:
@@ -145,6 +159,18 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
         unique = join(_system(temporary)[1], uuid.uuid4().hex)
         system.pipe_file(unique, bytes(data))
         system.mv(unique, inside)
+
+
+def _write_new(path: str, data: Data) -> None:
+    """Write a file that is not there yet; of one that cannot be written, nothing is left."""
+    handle = os.open(path, _CREATE, 0o666)
+    try:
+        _write_all(handle, data)
+    except BaseException:
+        os.close(handle)
+        remove(path)
+        raise
+    os.close(handle)
 
 
 def write(folder: str, contents: Sequence[tuple[str, Data]]) -> None:

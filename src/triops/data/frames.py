@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from triops._geometry.box.reference import ZOrigin
 from triops.data import cpu
 
 _LITTLE_ENDIAN = np.dtype("<f4")
-_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_SAFE = {"frame": re.compile(r"\w[\w.+-]*"), "class": re.compile(r"\w[\w.+-]*(?: [\w.+-]+)*")}
+_LONGEST = 100  # bytes of a name: a file's name, which has 255, may hold two
 
 
 class FrameError(ValueError):
@@ -88,16 +89,23 @@ class Source(Protocol):
     def load(self, ref: FrameRef) -> Frame: ...
 
 
-def safe_name(name: str, what: str) -> str:
-    """The name, if it can be a part of a file's name.
+def safe_name(name: str, what: str, kind: Literal["frame", "class"] = "frame") -> str:
+    """The name, if it can be a part of a file's name: letters of any script, digits, `_.+-`, in a class spaces too.
 
     >>> safe_name("../../etc", "class")
     Traceback (most recent call last):
     triops.data.frames.FrameError: class '../../etc' cannot be part of a file's name
     """
-    if not _SAFE.fullmatch(name):
+    if not _SAFE[kind].fullmatch(name):
         raise FrameError(f"{what} {name[:60]!r} cannot be part of a file's name")
+    if len(name.encode()) > _LONGEST:
+        raise FrameError(f"{what} {name[:60]!r}... is longer than {_LONGEST} bytes")
     return name
+
+
+def as_sample(name: str) -> int | str:
+    """What mmdetection3d calls a frame: a number where its name is one."""
+    return int(name) if name.isascii() and name.isdecimal() else name
 
 
 def points_of(data: bytes, features: int, source: str) -> npt.NDArray[np.float32]:

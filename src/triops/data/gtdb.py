@@ -48,9 +48,9 @@ class GtDatabase(Job):
     @property
     def database(self) -> str:
         """Folder of the points below `out`."""
-        if self.layout == "mmdet3d":
-            return f"{self._prefix}_gt_database"
-        return "gt_database" if self._split == "train" else f"gt_database_{self._split}"
+        # Both splits lie below one root, and nuScenes' info files number the frames of each from 0.
+        name = "gt_database" if self.layout == "pcdet" else f"{self._prefix}_gt_database"
+        return name if self._split == "train" else f"{name}_{self._split}"
 
     @property
     def info_file(self) -> str:

@@ -87,6 +87,10 @@ class InfoFile:
             if not isinstance(info, dict):
                 raise FrameError(f"{self.path}: entry {position} of data_list must be a dict, got {_kind(info)}")
             sample = info.get("sample_idx", position)
+            if not isinstance(sample, str | int | np.integer):
+                raise FrameError(
+                    f"{self.path}: sample_idx of entry {position} must be a number or a name, got {sample}"
+                )
             sample = sample if isinstance(sample, str) else int(sample)
             key = safe_name(str(sample), f"{self.path}: sample_idx")
             refs.append(FrameRef(key, sample, number, (_needed(info, self.sweeps), names)))
@@ -95,8 +99,9 @@ class InfoFile:
     def load(self, ref: FrameRef) -> Frame:
         info, classes = ref.payload
         try:
-            return self._load(info, classes, f"{self.path}, frame {ref.key}")
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused in the end
+                return self._load(info, classes, f"{self.path}, frame {ref.key}")
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise FrameError(f"{self.path}, frame {ref.key}: malformed ({type(error).__name__}: {error})") from None
 
     def _load(self, info: dict[str, Any], classes: Mapping[int, str], where: str) -> Frame:
@@ -134,7 +139,7 @@ class InfoFile:
             to_camera = np.array(info["images"][camera]["lidar2cam"], np.float64)
             if to_camera.shape != (4, 4):
                 raise FrameError(f"{self.path}: lidar2cam must be [4, 4], got {list(to_camera.shape)}")
-            boxes = to_lidar(boxes[:, :3], boxes[:, 3:6], boxes[:, 6], to_camera)
+            boxes = to_lidar(boxes[:, :3], boxes[:, 3:6], boxes[:, 6], to_camera, f"{self.path}: lidar2cam")
         found = boxes.astype(np.float32)
         if velocity:
             speeds = np.array([i.get("velocity", (0, 0)) for i in instances], np.float32).reshape(-1, 2)
@@ -192,23 +197,29 @@ def _content(path: str) -> dict[str, Any]:
         and type(content.get("data_list")) is list
     ):
         return content
-    raise FrameError(
-        f"{path}: expected a dict of metainfo and data_list, got {_kind(content)}. Remedy: convert older files with "
-        "mmdetection3d's tools/dataset_converters/update_infos_to_v2.py"
-    )
+    if isinstance(content, dict) and "infos" in content:
+        remedy = "convert this older file with mmdetection3d's tools/dataset_converters/update_infos_to_v2.py"
+    elif isinstance(content, list):
+        remedy = "an older file of mmdetection3d has to be converted with its tools/dataset_converters/"
+        remedy += "update_infos_to_v2.py, for one of OpenPCDet name KITTI's folder or a file of mmdetection3d"
+    else:
+        remedy = "name a file that mmdetection3d's tools/create_data.py has written"
+    raise FrameError(f"{path}: expected a dict of metainfo and data_list, got {_kind(content)}. Remedy: {remedy}")
 
 
 def _class_names(metainfo: Mapping[str, Any], dataset: str, path: str) -> dict[int, str]:
     """From label to class; without those that are ignored."""
     stated = metainfo.get("categories")
     if isinstance(stated, dict):
-        found = {int(label): str(name) for name, label in stated.items() if int(label) >= 0}
+        if wrong := [name for name, label in stated.items() if not isinstance(label, int | np.integer)]:
+            raise FrameError(f"{path}: categories must be numbers, got {wrong[0]}: {stated[wrong[0]]}")
+        found = {int(label): str(name) for name, label in stated.items() if label >= 0}
     else:
         listed = metainfo.get("classes") or metainfo.get("CLASSES") or CONVENTIONS.get(dataset, _UNKNOWN).classes
         found = {label: str(name) for label, name in enumerate(listed)}
     if not found:
         raise FrameError(f"{path}: metainfo names no classes")
-    return {label: safe_name(name, f"{path}: class") for label, name in found.items()}
+    return {label: safe_name(name, f"{path}: class", "class") for label, name in found.items()}
 
 
 def _needed(info: dict[str, Any], sweeps: int) -> dict[str, Any]:

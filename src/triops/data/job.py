@@ -21,7 +21,6 @@ from triops.data import cpu, files, records
 from triops.data.files import Data
 from triops.data.frames import Frame, FrameError, FrameRef, Source, check_points
 from triops.data.garbage import no_garbage
-from triops.data.kitti_labels import LabelError
 
 _SETTINGS = ".job.json"  # no frame has a name that begins so
 
@@ -124,9 +123,9 @@ class Job(ABC):
             frame = self.sources[ref.source].load(ref)
             read, waiting = time.perf_counter(), idle.elapsed()
             output = self.compute(ref, frame)
-        except FileNotFoundError as error:
-            return self._bad(ref, f"{error.filename or error}: no such file")
-        except (FrameError, LabelError, ValueError, OSError) as error:
+        except OSError as error:
+            return self._bad(ref, files.reason(error))
+        except ValueError as error:
             return self._bad(ref, str(error))
         computed = time.perf_counter()
         idle = _Idle()
@@ -259,7 +258,10 @@ def all_refs(job: Job) -> tuple[list[FrameRef], dict[str, str]]:
     for names in ([ref.key for ref in refs], [str(ref.sample) for ref in refs]):
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise JobError(f"two frames are named {twice[0]}: their output would overwrite each other")
+            raise JobError(
+                f"two frames are named {twice[0]}: their output would overwrite each other. Remedy: info files that "
+                "number their frames alike are jobs of their own, with another --out or split; a frame is listed once"
+            )
     return refs, broken
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triops.data import files
-from triops.data.frames import Frame, FrameError, FrameRef, points_of, safe_name
+from triops.data.frames import Frame, FrameError, FrameRef, as_sample, check_boxes, points_of, safe_name
 from triops.data.kitti_calibration import parse_calibration, to_lidar
 from triops.data.kitti_labels import Labels, parse_labels
 
@@ -41,36 +41,38 @@ class KittiFolder:
     def refs(self, number: int) -> list[FrameRef]:
         listed = files.join(self.root, "ImageSets", f"{self.split}.txt")
         if files.exists(listed):
-            keys = files.read(listed).decode("utf-8", "replace").split()
+            keys = _text(listed).split()
         else:
             found = files.names(files.join(self.root, "training", "label_2"))
             keys = sorted(name[:-4] for name in found if name.endswith(".txt"))
         if not keys:
             raise FrameError(f"{self.root}: no frames: neither ImageSets/{self.split}.txt nor files in label_2")
-        return [FrameRef(safe_name(key, "frame"), int(key) if key.isdigit() else key, number) for key in keys]
+        return [FrameRef(safe_name(key, "frame"), as_sample(key), number) for key in keys]
 
     def load(self, ref: FrameRef) -> Frame:
         velodyne = files.join(self.root, self.points, f"{ref.key}.bin")
         points = points_of(files.read(velodyne), FEATURES, velodyne)
-        path = files.join(self.root, "training", "calib", f"{ref.key}.txt")
-        calibration = parse_calibration(_text(path), path)
+        calib = files.join(self.root, "training", "calib", f"{ref.key}.txt")
+        calibration = parse_calibration(_text(calib), calib)
         path = files.join(self.root, "training", "label_2", f"{ref.key}.txt")
         labels = parse_labels(_text(path), path, scored=False)
         objects = labels.name != "DontCare"
-        names = [safe_name(str(name), f"{path}: class") for name in labels.name[objects]]
+        names = [safe_name(str(name), f"{path}: class", "class") for name in labels.name[objects]]
         boxes = to_lidar(
             labels.location[objects], labels.dimensions[objects], labels.rotation_y[objects],
-            calibration.lidar_to_rectified(),
+            calibration.lidar_to_rectified(), calib,
         )  # fmt: skip
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+            found, bbox = boxes.astype(np.float32), labels.bbox[objects].astype(np.float32)
         return Frame(
-            points, boxes.astype(np.float32), names, "bottom", difficulty(labels, self.inclusive)[objects].tolist(),
-            labels.bbox[objects].astype(np.float32), source=velodyne,
+            points, check_boxes(found, path), names, "bottom", difficulty(labels, self.inclusive)[objects].tolist(),
+            bbox, source=velodyne,
         )  # fmt: skip
 
 
 def _text(path: str) -> str:
     try:
-        return files.read(path).decode("utf-8")
+        return files.read(path).decode("utf-8-sig")  # Windows' editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise FrameError(f"{path}: not a text file (byte {error.start})") from None
 

@@ -86,14 +86,23 @@ def format_calibration(calibration: Calibration) -> str:
     return "".join(f"{name}: {' '.join(f'{v:.12e}' for v in np.ravel(matrix))}\n" for name, matrix in entries.items())
 
 
-def to_lidar(location: Floats, dimensions: Floats, rotation_y: Floats, lidar_to_rectified: Floats) -> Floats:
+def to_lidar(
+    location: Floats, dimensions: Floats, rotation_y: Floats, lidar_to_rectified: Floats, source: str = "calibration"
+) -> Floats:  # fmt: skip
     """Boxes [N, 7] in the LiDAR's frame, z at the bottom, of boxes in the rectified camera's.
 
     Args:
         location [N, 3], dimensions [N, 3] (length, height, width), rotation_y [N]: as in a label file.
         lidar_to_rectified [4, 4].
+        source: where that is from, for messages.
+
+    Raises:
+        CalibrationError: there is no way back.
     """
-    rotation, shift = _inverse(lidar_to_rectified.astype(np.float64, copy=False).tobytes())
+    try:
+        rotation, shift = _inverse(lidar_to_rectified.astype(np.float64, copy=False).tobytes())
+    except np.linalg.LinAlgError:
+        raise CalibrationError(f"{source}: the way from the LiDAR to the camera has no inverse") from None
     boxes = np.empty((len(location), 7))
     centre = boxes[:, :3]
     np.matmul(location, rotation, centre)

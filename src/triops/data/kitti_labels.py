@@ -150,7 +150,7 @@ def read_labels(path: str | os.PathLike[str], scored: bool | None = None) -> Lab
         OSError: it cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # as Windows' editors write it
     except UnicodeDecodeError as error:
         raise LabelError(f"{os.fspath(path)}: not a text file (byte {error.start})") from None
     return parse_labels(text, os.fspath(path), scored)

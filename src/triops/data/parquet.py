@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from triops.data import files
-from triops.data.frames import Frame, FrameError, FrameRef, check_boxes, check_points, safe_name
+from triops.data.frames import Frame, FrameError, FrameRef, as_sample, check_boxes, check_points, safe_name
 from triops.data.job import Job, JobError, Output, source_settings
 
 REQUIRED = ("frame", "points", "features", "boxes", "fields", "z_origin", "names")
@@ -58,17 +58,14 @@ class ParquetFrames:
         """In alphabetical order."""
         found = set[str]()
         for path in self._files():
-            for names in _open(path).read(columns=["names"]).column("names").to_pylist():
-                found.update(map(str, names))
+            for names in _checked(path).read(columns=["names"]).column("names").to_pylist():
+                found.update(map(str, names or ()))
         return sorted(found)
 
     def refs(self, number: int) -> list[FrameRef]:
         refs = []
         for path in self._files():
-            file = _open(path)
-            absent = [name for name in REQUIRED if name not in file.schema_arrow.names]
-            if absent:
-                raise FrameError(f"{path}: no column {', '.join(absent)}")
+            file = _checked(path)
             columns = ["frame", *(["sample"] if "sample" in file.schema_arrow.names else [])]
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=columns).to_pydict()
@@ -76,28 +73,35 @@ class ParquetFrames:
                 for row, (frame, sample) in enumerate(zip(table["frame"], samples, strict=True)):
                     key = safe_name(str(frame), f"{path}: frame")
                     text = safe_name(str(sample), f"{path}: sample")
-                    refs.append(FrameRef(key, int(text) if text.isdigit() else text, number, (path, group, row)))
+                    refs.append(FrameRef(key, as_sample(text), number, (path, group, row)))
         return refs
 
     def load(self, ref: FrameRef) -> Frame:
         path, group, row = ref.payload
-        file = _open(path)
+        where = f"{path}, frame {ref.key}"
         try:
-            table = file.read_row_group(group).slice(row, 1)
-            columns = {name: table.column(name)[0] for name in table.column_names}
-            points = _matrix(columns["points"], columns["features"].as_py(), f"{path}, frame {ref.key}: points")
-            boxes = _matrix(columns["boxes"], columns["fields"].as_py(), f"{path}, frame {ref.key}: boxes")
+            return self._load(path, group, row, where)
         except (require_pyarrow().ArrowException, OSError) as error:
-            raise FrameError(f"{path}, frame {ref.key}: {error}") from None
-        names = [safe_name(str(name), f"{path}, frame {ref.key}: class") for name in columns["names"].as_py()]
+            raise FrameError(f"{where}: {error}") from None
+        except FrameError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:  # of a value that is null, a column of another type
+            raise FrameError(f"{where}: malformed ({error})") from None
+
+    def _load(self, path: str, group: int, row: int, where: str) -> Frame:
+        file = _open(path)
+        table = file.read_row_group(group).slice(row, 1)
+        columns = {name: table.column(name)[0] for name in table.column_names}
+        points = _matrix(columns["points"], columns["features"].as_py(), f"{where}: points")
+        boxes = _matrix(columns["boxes"], columns["fields"].as_py(), f"{where}: boxes")
+        names = [safe_name(str(name), f"{where}: class", "class") for name in columns["names"].as_py()]
         levels = columns["difficulty"].as_py() if "difficulty" in columns else [0] * len(names)
         origin = columns["z_origin"].as_py()
         if points.shape[1] < 3 or boxes.shape[1] < 7 or not len(names) == len(boxes) == len(levels):
-            raise FrameError(f"{path}, frame {ref.key}: {points.shape} points, {boxes.shape} boxes, {len(names)} names")
+            raise FrameError(f"{where}: {points.shape} points, {boxes.shape} boxes, {len(names)} names")
         if origin not in ("center", "bottom"):
-            raise FrameError(f"{path}, frame {ref.key}: z_origin must be center or bottom, got {origin!r}")
-        source = f"{path}, frame {ref.key}"
-        return Frame(points, check_boxes(boxes, source), names, origin, [int(v) for v in levels], source=source)
+            raise FrameError(f"{where}: z_origin must be center or bottom, got {origin!r}")
+        return Frame(points, check_boxes(boxes, where), names, origin, [int(v) for v in levels], source=where)
 
     def _files(self) -> list[str]:
         if not files.is_folder(self.path):
@@ -115,8 +119,18 @@ def _open(path: str) -> Any:
         raise FrameError(f"{path}: {error}") from None
 
 
+def _checked(path: str) -> Any:
+    """The file, if it has all columns."""
+    file = _open(path)
+    absent = [name for name in REQUIRED if name not in file.schema_arrow.names]
+    if absent:
+        raise FrameError(f"{path}: no column {', '.join(absent)}")
+    return file
+
+
 def _matrix(column: Any, width: int, what: str) -> Any:
-    flat = column.values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        flat = column.values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     if not isinstance(width, int) or width < 1 or len(flat) % width:
         raise FrameError(f"{what}: {len(flat)} numbers are not rows of {width}")
     return flat.reshape(-1, width)

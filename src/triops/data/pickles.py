@@ -16,7 +16,9 @@ import numpy as np
 
 from triops.data.garbage import no_garbage
 
+_MAX_DIMENSIONS = 64  # of an array
 _MAX_ITEM = 1 << 16  # bytes of a string in an array
+_ROOM, _GROWTH = 1 << 26, 64  # arrays made of lists may take 64 MB, or so many times the size of their file
 
 
 class PickleError(ValueError):
@@ -37,7 +39,7 @@ def load_pickle(data: bytes, source: str = "pickle") -> Any:
     """
     try:
         with no_garbage():
-            return _Unpickler(io.BytesIO(data)).load()
+            return _Unpickler(data).load()
     except PickleError as error:
         raise PickleError(f"{source}: refused: {error}") from None
     except RecursionError:
@@ -126,8 +128,6 @@ def _new_array(kind: Any, shape: Any, code: Any) -> _Array:
 
 
 def _array(values: Any, dtype: Any = None, *rest: Any) -> Any:
-    if isinstance(dtype, str):
-        dtype = _Dtype(dtype)
     if not isinstance(values, list) or not isinstance(dtype, _Dtype) or rest:
         raise PickleError("an array of something else")
     return np.array(values, dtype.value)
@@ -178,11 +178,28 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._room = max(_ROOM, _GROWTH * len(data))
+
     def find_class(self, module: str, name: str) -> Any:
         function = _ALLOWED.get((module, name))
         if function is None:
             raise PickleError(f"it asks for {module}.{name}"[:200])
-        return _Call(function)
+        return _Call(function if function is not _array else self._array)
+
+    def _array(self, values: Any, dtype: Any = None, *rest: Any) -> Any:
+        """As `_array`. The same list may be named again and again, also within itself: a short file, a huge array."""
+        wanted = dtype if isinstance(dtype, _Dtype) else _Dtype(dtype)
+        size, level = wanted.value.itemsize, values
+        for _ in range(_MAX_DIMENSIONS):
+            if not isinstance(level, list | tuple) or not level:
+                break
+            size, level = size * len(level), level[0]
+        self._room -= size
+        if self._room < 0:
+            raise PickleError("arrays far larger than the file")
+        return _array(values, wanted, *rest)
 
     def persistent_load(self, identifier: Any) -> Any:
         raise PickleError("it asks for an object from outside")

@@ -51,6 +51,8 @@ def open_sources(paths: Sequence[str], **options: object) -> tuple[tuple[Source,
     for path in paths:
         try:
             sources.append(open_source(path, **options))  # type: ignore[arg-type]
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            broken[path] = files.reason(error)
+        except ValueError as error:
             broken[path] = str(error)
     return tuple(sources), broken

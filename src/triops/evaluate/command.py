@@ -48,7 +48,7 @@ def run(options: Namespace, progress: Callable[[str], AbstractContextManager[Pro
 
 def _split(path: Path) -> list[str]:
     try:
-        names = path.read_text(encoding="utf-8").split()
+        names = path.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--split: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not names:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from triops.data.files import reason
 from triops.data.kitti_labels import Floats, LabelError, Labels, from_annotation, parse_labels, read_labels
 from triops.evaluate.pickled import paired
 
@@ -90,7 +91,7 @@ def load(
             objects = truth[frame](None)
             detections = found[frame](True) if frame in found else parse_labels("", scored=True)
         except (LabelError, OSError) as error:
-            problem(f"{error}; frame left out")
+            problem(f"{reason(error) if isinstance(error, OSError) else error}; frame left out")
             continue
         if frame not in found:
             problem(f"{frame}: no predictions; counted as a frame without detections")
