@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -215,6 +216,30 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_runs(
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "reports"
     one_sentence(cli(*arguments, folder), f"triops {arguments[0]}: {option}: {folder} cannot be written (Not a dir")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["check", "points_in_boxes", "--device", "cpu", "--save-baseline"], "--save-baseline"),
+        (["bench", "points_in_boxes", "--device", "cpu", "--json"], "--json"),
+        (["eval", "kitti", "a", "b", "--html"], "--html"),
+        (["gtdb", "a", "--report"], "--report"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_is_one_sentence_before_anything_runs(
+    cli: Call, tmp_path: Path, arguments: list[str], option: str
+) -> None:
+    start = f"triops {arguments[0]}: {option}: {tmp_path} cannot be written (Is a directory)"
+    one_sentence(cli(*arguments, tmp_path), start)
+
+
+def test_a_disk_that_fills_up_is_one_sentence(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.html")
+
+    monkeypatch.setattr(_info, "versions", full)
+    one_sentence(cli("info"), "triops info: report.html: No space left on device")
 
 
 def test_a_device_that_is_not_here_is_one_sentence(cli: Call) -> None:
