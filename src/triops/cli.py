@@ -20,7 +20,7 @@ import triops
 from triops import _bench, _compiling, _demo, _info, _warmup, compat, scenes
 from triops._arguments import UsageError, choose_device, choose_operators, writable_file, writable_folder
 from triops._bench import Row
-from triops._op import OPERATORS
+from triops._op import OPERATORS, why_unusable
 from triops._terminal import Progress, styled, table, wrapped
 from triops.acceptance import command
 from triops.acceptance.report import headline
@@ -192,6 +192,9 @@ def warmup(options: Namespace) -> int:
             example = _warmup.load_example(options.network)
         except (ValueError, ImportError) as error:
             raise UsageError(str(error)) from None
+        reason = why_unusable("gpu") or ("" if torch.cuda.is_available() else "torch sees no GPU here")
+        if reason:
+            raise UsageError(f"--network: {reason}")
         print(f"compiled {_warmup.warm_network(example)} GPU kernels, in Triton's cache")
         return 0
     chosen = [choose_device(options.device)] if options.device else _warmup.devices()
