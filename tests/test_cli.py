@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -373,6 +374,21 @@ def test_bench_measures_checks_and_writes_json(cli: Call, tmp_path: Path) -> Non
     assert rows[0]["operator"] == "points_in_boxes_all"
     assert rows[0]["right"]
     assert set(rows[0]["others"]) >= {"reference", "torch"}
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_bench_gives_no_speed_up_for_a_wrong_result(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    op, target = OPERATORS["bbox_overlaps"], tmp_path / "bench.json"
+    right = op.kernel("cpu")
+    monkeypatch.setitem(op._kernels, "cpu", lambda *a: right(*a) * (1 + error))
+    sample = next(s for s in _sample.all_samples() if s.operator == op.name and s.scale == "general")
+    monkeypatch.setattr(_sample, "all_samples", lambda: [replace(sample, scale="network")])
+    done = cli("bench", op.name, "--device", "cpu", "--seconds", "0.01", "--json", target)
+    (row,) = json.loads(target.read_text())["rows"]
+    assert (done.status, row["right"]) == (int(error > 0), error == 0)
+    assert done.out.count(" NO") == done.status
 
 
 def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
