@@ -549,7 +549,6 @@ def test_a_rulebook_and_its_plans_are_made_once_for_all_layers_that_share_a_list
     assert set(made - before) == {"sparse_conv", "sparse_conv_backward_weight"}
     found = _mmcv_sparse.tables(indice_pairs, num, 40, len(out_indices), 0)
     assert found.pairs is not None, "a kernel without a plan makes its own, in every call"
-    assert found.mirrored or found.transposed_pairs is not None
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

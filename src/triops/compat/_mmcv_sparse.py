@@ -64,8 +64,7 @@ def _list_of(rulebook: Rulebook) -> tuple[Tensor, Tensor]:
         indice_pairs, num = Pairs.of(packed_pairs(scatter, outputs), *scatter.shape)
         slots = torch.arange(scatter.shape[1], dtype=torch.int32, device=num.device)
         indice_pairs.masked_fill_((slots >= num[:, None])[:, None], -1)
-    prepared = rulebook.prepared(backward=torch.is_grad_enabled())
-    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), prepared.tables))
+    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), rulebook.prepared().tables))
     return indice_pairs, num
 
 
