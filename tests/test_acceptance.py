@@ -644,6 +644,17 @@ def test_recording_stops_at_its_limit_and_says_so(tmp_path: Path) -> None:
     assert len(case_file.files_in(tmp_path / "b")) == 2
 
 
+@pytest.mark.parametrize("mode", ["data", "shapes"])
+def test_a_program_that_is_recorded_outlives_a_full_disk(mode: str, tmp_path: Path) -> None:
+    if mode == "data":
+        pytest.importorskip("safetensors")
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"  # no file can grow
+    done = python(f"{full}{PROGRAM}\nprint('ran')", TRIOPS_RECORD=str(tmp_path), TRIOPS_RECORD_MODE=mode)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert done.stderr.count("later calls are not recorded") == 1
+    assert [*tmp_path.iterdir()] == []
+
+
 OTHER_DATA = PROGRAM + "\n" + PROGRAM.replace("zeros", "ones").replace("import", "import sys,")
 
 

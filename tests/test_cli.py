@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -217,6 +219,30 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_runs(
     one_sentence(cli(*arguments, folder), f"triops {arguments[0]}: {option}: {folder} cannot be written (Not a dir")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["check", "points_in_boxes", "--device", "cpu", "--save-baseline"], "--save-baseline"),
+        (["bench", "points_in_boxes", "--device", "cpu", "--json"], "--json"),
+        (["eval", "kitti", "a", "b", "--html"], "--html"),
+        (["gtdb", "a", "--report"], "--report"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_is_one_sentence_before_anything_runs(
+    cli: Call, tmp_path: Path, arguments: list[str], option: str
+) -> None:
+    start = f"triops {arguments[0]}: {option}: {tmp_path} cannot be written (Is a directory)"
+    one_sentence(cli(*arguments, tmp_path), start)
+
+
+def test_a_disk_that_fills_up_is_one_sentence(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.html")
+
+    monkeypatch.setattr(_info, "versions", full)
+    one_sentence(cli("info"), "triops info: report.html: No space left on device")
+
+
 def test_a_device_that_is_not_here_is_one_sentence(cli: Call) -> None:
     one_sentence(cli("warmup", "--device", "tpu"), "triops warmup: --device must be cpu or cuda, got tpu")
 
@@ -348,6 +374,21 @@ def test_bench_measures_checks_and_writes_json(cli: Call, tmp_path: Path) -> Non
     assert rows[0]["operator"] == "points_in_boxes_all"
     assert rows[0]["right"]
     assert set(rows[0]["others"]) >= {"reference", "torch"}
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_bench_gives_no_speed_up_for_a_wrong_result(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    op, target = OPERATORS["bbox_overlaps"], tmp_path / "bench.json"
+    right = op.kernel("cpu")
+    monkeypatch.setitem(op._kernels, "cpu", lambda *a: right(*a) * (1 + error))
+    sample = next(s for s in _sample.all_samples() if s.operator == op.name and s.scale == "general")
+    monkeypatch.setattr(_sample, "all_samples", lambda: [replace(sample, scale="network")])
+    done = cli("bench", op.name, "--device", "cpu", "--seconds", "0.01", "--json", target)
+    (row,) = json.loads(target.read_text())["rows"]
+    assert (done.status, row["right"]) == (int(error > 0), error == 0)
+    assert done.out.count(" NO") == done.status
 
 
 def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import triops
 import triops.compat.bevfusion
 import triops.compat.mmcv
 import triops.compat.pcdet
+from triops import _op
 from triops.compat import _finder, _mmcv_sparse, _startup
 
 # Libraries in miniature: they load their extension module as mmcv and OpenPCDet do.
@@ -529,6 +531,24 @@ def test_the_tables_that_a_list_carries_are_those_of_the_list(ext, kind):
     read = _mmcv_sparse.tables(indice_pairs.clone(), num, *counts, 0)
     assert torch.equal(carried.gather, read.gather)
     assert torch.equal(carried.gather.flip(0) if carried.mirrored else carried.scatter, read.scatter)
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_a_rulebook_and_its_plans_are_made_once_for_all_layers_that_share_a_list(ext, monkeypatch, kind):
+    made = Counter()
+    monkeypatch.setattr(_op, "recorder", lambda op, kernel, args: made.update([op.name]) or kernel(*args))
+    stride, padding, subm, transpose, out_shape = CONVOLUTIONS[kind]
+    out_indices, indice_pairs, num = pairs(ext, sites(), out_shape, 3, stride, padding, subm, transpose)
+    neighbors = "submanifold_neighbors" if subm else "sparse_neighbors"
+    assert made[neighbors] == 1
+    features, filters, grad = torch.randn(40, 2), torch.randn(3, 3, 3, 2, 4), torch.randn(len(out_indices), 4)
+    before = made.copy()
+    for _ in range(3):
+        ext.indice_conv_forward(features, filters, indice_pairs, num, len(out_indices), 0, subm)
+        ext.indice_conv_backward(features, filters, grad, indice_pairs, num, 0, subm)
+    assert set(made - before) == {"sparse_conv", "sparse_conv_backward_weight"}
+    found = _mmcv_sparse.tables(indice_pairs, num, 40, len(out_indices), 0)
+    assert found.pairs is not None, "a kernel without a plan makes its own, in every call"
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

@@ -605,6 +605,29 @@ def test_add_input_is_added():
     torch.testing.assert_close(conv(x, add_input=x).features, conv(x).features + x.features)
 
 
+def test_features_of_other_sites_or_of_another_order_are_not_added_up():
+    x = sparse([4, 4, 4], 3)
+    order = torch.arange(len(x.indices)).flip(0)
+    copied = SparseConvTensor(x.features, x.indices.clone(), x.spatial_shape, x.batch_size)
+    turned = SparseConvTensor(x.features[order], x.indices[order], x.spatial_shape, x.batch_size)
+    fewer = SparseConvTensor(x.features[1:], x.indices[1:], x.spatial_shape, x.batch_size)
+    conv, point = layer("SubMConv", 3, 3, 3, 3), layer("SparseConv", 3, 3, 3, 1)
+    merged = {
+        "SparseConvTensor: tensors that are added": lambda y: x + y,
+        "SubMConv3d: add_input": lambda y: conv(x, add_input=y),
+        "SparseConv3d: add_input": lambda y: point(x, add_input=y),
+        "AddTable: inputs": lambda y: tnn.AddTable()([x, y]),
+        "JoinTable: inputs": lambda y: tnn.JoinTable()([x, y]),
+    }
+    for start, merge in merged.items():
+        assert torch.equal(merge(copied).features, merge(x).features)
+        for other in (turned, fewer):
+            with pytest.raises(ValueError, match=f"^{start} .*must have the same sites"):
+                merge(other)
+        with torch.no_grad(), pytest.raises(ValueError, match=f"^{start} .*must have the same sites in the same order"):
+            merge(turned)
+
+
 def test_layers_print_what_they_are():
     assert repr(tnn.SparseConv3d(4, 8, 3, [2, 2, 1], 1, bias=False, indice_key="d")) == (
         "SparseConv3d(4, 8, kernel_size=[3, 3, 3], stride=[2, 2, 1], padding=[1, 1, 1], indice_key='d', bias=False)"

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import triops_cli
 from triops import _warmup
 
 COUNT = """
@@ -43,8 +45,25 @@ def test_a_warm_operator_is_not_compiled_again(tmp_path: Path) -> None:
     assert run("-c", COUNT) == "0"
 
 
-def test_every_device_here_is_warmed() -> None:
-    assert _warmup.devices()[0] == "cpu"
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("chosen", [None, "cpu"])
+def test_every_device_here_is_warmed_unless_one_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpu: bool, chosen: str | None
+) -> None:
+    warmed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(_warmup, "warm_all", lambda devices, *args, **options: warmed.extend(devices) or ())
+    assert triops_cli.main(["warmup", *([] if chosen is None else ["--device", chosen])]) == 0
+    assert warmed == ([chosen] if chosen else ["cpu", "cuda"] if gpu else ["cpu"])
+    assert ("compiled GPU kernels: in Triton's cache" in capsys.readouterr().out) == ("cuda" in warmed)
+
+
+def test_a_network_is_not_warmed_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert triops_cli.main(["warmup", "--network", "math:sqrt"]) == 2
+    assert capsys.readouterr().err == "triops warmup: --network: torch sees no GPU here\n"
 
 
 NETWORK = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,3 +91,13 @@ def writable_folder(folder: Path, option: str) -> Path:
             return folder
     except OSError as error:
         raise UsageError(f"{option}: {folder} cannot be written ({error.strerror or error})") from None
+
+
+def writable_file(path: Path | None, option: str) -> None:
+    """As `writable_folder`, for a file that is written at the end; None is no file."""
+    if path is None:
+        return
+    writable_folder(path.parent, option)
+    reason = errno.EISDIR if path.is_dir() else errno.EACCES if path.exists() and not os.access(path, os.W_OK) else 0
+    if reason:
+        raise UsageError(f"{option}: {path} cannot be written ({os.strerror(reason)})")

@@ -18,9 +18,9 @@ import torch
 
 import triops
 from triops import _bench, _compiling, _demo, _info, _warmup, compat, scenes
-from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
+from triops._arguments import UsageError, choose_device, choose_operators, writable_file, writable_folder
 from triops._bench import Row
-from triops._op import OPERATORS
+from triops._op import OPERATORS, why_unusable
 from triops._terminal import Progress, styled, table, wrapped
 from triops.acceptance import command
 from triops.acceptance.report import headline
@@ -38,6 +38,12 @@ def run(options: Namespace) -> int:
         return COMMANDS[options.command](options)
     except UsageError as error:
         print(f"triops {options.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # nobody reads any more, which is no fault of this machine
+        raise
+    except OSError as error:  # such as a disk that is full before a report is written
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"triops {options.command}: {where}{error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -95,8 +101,7 @@ def deactivate(options: Namespace) -> int:
 
 def bench(options: Namespace) -> int:
     names, device = choose_operators(options.operators), choose_device(options.device)
-    if options.json:
-        writable_folder(options.json.parent, "--json")
+    writable_file(options.json, "--json")
     if options.threads:
         torch.set_num_threads(options.threads)
     rows: list[Row] = []
@@ -187,6 +192,9 @@ def warmup(options: Namespace) -> int:
             example = _warmup.load_example(options.network)
         except (ValueError, ImportError) as error:
             raise UsageError(str(error)) from None
+        reason = why_unusable("gpu") or ("" if torch.cuda.is_available() else "torch sees no GPU here")
+        if reason:
+            raise UsageError(f"--network: {reason}")
         print(f"compiled {_warmup.warm_network(example)} GPU kernels, in Triton's cache")
         return 0
     chosen = [choose_device(options.device)] if options.device else _warmup.devices()

@@ -7,6 +7,7 @@ A file that is cut off, malformed or of something else is refused with a `CaseEr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -80,8 +81,13 @@ def write_described(path: Path, operator: str, args: tuple[Any, ...], seed: int,
 def write_whole(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError:  # half a file on a full disk is of use to nobody
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def digest(operator: str, args: tuple[Any, ...], shapes_only: bool) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triops._arguments import UsageError, choose_device, choose_operators, writable_folder
+from triops._arguments import UsageError, choose_device, choose_operators, writable_file, writable_folder
 from triops._op import OPERATORS, REQUIREMENTS, describe, why_unusable
 from triops._sample import Sample
 from triops.acceptance import baseline, runner
@@ -113,7 +113,7 @@ def _before(options: Options, device: str, machine: dict[str, str]) -> dict[base
     """What the baseline holds; None where there is neither one to read nor one to write."""
     try:
         if options.save_baseline:
-            writable_folder(options.save_baseline.parent, "--save-baseline")
+            writable_file(options.save_baseline, "--save-baseline")
             if options.save_baseline.exists():
                 baseline.read(options.save_baseline, device, machine)
         if options.baseline:

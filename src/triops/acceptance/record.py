@@ -53,12 +53,21 @@ class Recorder:
             return kernel(*args)
         device = next((str(t.device) for t in tensors_of(args)), "none")
         about = {"call": describe(operator.parameters, args), "device": device, "torch": torch.__version__}
-        if self.shapes_only:
-            case_file.write_described(path, operator.name, args, self.cases, about)
+        try:
+            if self.shapes_only:
+                case_file.write_described(path, operator.name, args, self.cases, about)
+            else:
+                case_file.write(path, case_file.Case(operator.name, args, None, about))
+        except OSError as error:
+            self._give_up(error)
             return kernel(*args)
-        case_file.write(path, case_file.Case(operator.name, args, None, about))
         out = kernel(*args)
-        case_file.write(path, case_file.Case(operator.name, args, tensors_of(out), about))
+        if self.shapes_only:
+            return out
+        try:
+            case_file.write(path, case_file.Case(operator.name, args, tensors_of(out), about))
+        except OSError as error:
+            self._give_up(error)
         with self._lock:
             self.bytes += bytes_of(out)
         return out
@@ -67,7 +76,10 @@ class Recorder:
         """Write how often each case was called by this process."""
         if self._counts and os.getpid() == self._process and self.folder.is_dir():
             text = json.dumps(dict(sorted(self._counts.items())), indent=1)
-            case_file.write_whole(self.folder / COUNTS.format(self._process), f"{text}\n".encode())
+            try:
+                case_file.write_whole(self.folder / COUNTS.format(self._process), f"{text}\n".encode())
+            except OSError as error:
+                self._give_up(error)
 
     def _new_file(self, operator: Operator, args: tuple[Any, ...]) -> Path | None:
         """Where to write this call; None: it is there already, or the limit is reached. Counts it."""
@@ -92,6 +104,13 @@ class Recorder:
                 self._next_save *= 2
                 self.save_counts()
             return self.folder / name if new else None
+
+    def _give_up(self, error: OSError) -> None:
+        """The program that is recorded goes on, whatever becomes of the disk."""
+        self.most_cases = 0
+        if not self._full:
+            self._full = True
+            log.warning("TRIOPS_RECORD: %s cannot be written (%s); later calls are not recorded", self.folder, error)
 
     def _say_full(self) -> None:
         if not self._full:

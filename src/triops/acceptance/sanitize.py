@@ -34,6 +34,8 @@ from typing import Any
 
 import torch
 
+from triops._arguments import UsageError, writable_file
+
 MODULE = "triops.acceptance.sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SCENES = {"small": 2, "graphs": 2, "network": 3}  # and the processes that share its operators
@@ -281,6 +283,10 @@ def main(arguments: list[str] | None = None) -> int:
         run_calls(options.inside, options.seconds, options.seed, options.json, options.part)
         return 0
 
+    try:
+        writable_file(options.json, "--json")  # seen now, and not after hours
+    except UsageError as error:
+        parser.error(str(error))
     sanitizer = find_sanitizer()
     if not torch.cuda.is_available():
         print("nothing was sanitized: torch sees no GPU here")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triops import _compiling
-from triops._arguments import UsageError, writable_folder
+from triops._arguments import UsageError, writable_file, writable_folder
 from triops._terminal import Progress, wrapped
 from triops.data import files
 from triops.data.engine_local import LocalEngine
@@ -62,8 +62,7 @@ def _run(
     """Run a job over the sources named on the command line, and report. Returns the exit status."""
     if options.sweeps is not None and options.sweeps < 0:
         raise UsageError(f"--sweeps must be at least 0, got {options.sweeps}")
-    if options.report:
-        writable_folder(options.report.parent, "--report")
+    writable_file(options.report, "--report")
     try:
         shard, engine = parse_shard(options.shard), _engine(options)
         sources, broken = open_sources(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from triops._arguments import UsageError, choose_device, writable_folder
+from triops._arguments import UsageError, choose_device, writable_file
 from triops._terminal import Progress, styled, table, wrapped
 from triops.evaluate import report
 from triops.evaluate.kitti_protocol import KittiResult, kitti
@@ -19,8 +19,7 @@ def run(options: Namespace, progress: Callable[[str], AbstractContextManager[Pro
     """Evaluate, show and write. Returns the exit status: 1 where a frame was left out or had no predictions."""
     device = choose_device(options.device)
     for option, path in (("--json", options.json), ("--html", options.html)):
-        if path:
-            writable_folder(path.parent, option)
+        writable_file(path, option)
     frames = _split(options.split) if options.split else None
     try:
         with progress("reading") as line:

@@ -13,7 +13,7 @@ from triops import _check
 from triops._dtypes import autocast, autocast_dtype
 from triops.nn._window import Window
 from triops.nn.activation import Activation
-from triops.nn.sparse_tensor import SparseConvTensor
+from triops.nn.sparse_tensor import SAME_SITES, SparseConvTensor, equal_sites
 from triops.ops.rulebook import Rulebook
 from triops.ops.rulebook.geometry import MAX_EXTENT, Ints
 from triops.ops.sparse_conv import fused_convolution, preferred_tile, sparse_conv
@@ -111,6 +111,7 @@ class SparseConvolution(Window):
         if features.shape[1] != self.in_channels:
             self._fail(f"input must have {self.in_channels} channels, got {features.shape[1]}")
         if self._keeps_sites():  # every site meets itself alone
+            self._check_add_input(add_input, input.indices)
             output = input.replace_feature(self._pointwise(features))
             if self.indice_key is not None and not self.subm:  # an inverse convolution may ask for the way back
                 same = Rulebook.submanifold(input.indices, input.batch_size, input.spatial_shape, self.kernel_size)
@@ -124,6 +125,7 @@ class SparseConvolution(Window):
             made, rulebook = self._rulebooks(input, lambda found: found.prepared(backward=differentiated, tile=tile))
             if self.subm or torch.is_grad_enabled():  # else no layer behind this one reads its plans: let them go
                 made = rulebook
+            self._check_add_input(add_input, made.out_indices)
             if not differentiated and (add_input is not None or self.act_type is not Activation.None_):
                 return self._output(input, self._fused(features, weight, rulebook, add_input), made)
             output = self._output(input, sparse_conv(features, weight, rulebook, self.bias), made)
@@ -135,6 +137,10 @@ class SparseConvolution(Window):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def _check_add_input(self, add_input: SparseConvTensor | None, sites: Tensor) -> None:
+        if add_input is not None and not equal_sites(add_input.indices, sites):
+            self._fail(f"add_input and the output must have {SAME_SITES}")
 
     def _pointwise(self, features: Tensor) -> Tensor:
         """The layer where every site meets itself alone: a product of matrices."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from triops.nn.sparse_tensor import SparseConvTensor, same_size
+from triops.nn.sparse_tensor import SAME_SITES, SparseConvTensor, equal_sites, same_size
 from triops.ops.batch_norm_act import batch_norm_act
 
 # Whether a `SparseSequential` runs a BatchNorm1d and the activation behind it as one operator, on a GPU.
@@ -321,6 +321,8 @@ class _Table(SparseModule):
                 self._unfit("number of sites", first.indices.shape[0], x.indices.shape[0])
             if channels and x.features.shape[1] != first.features.shape[1]:
                 self._unfit("number of channels", first.features.shape[1], x.features.shape[1])
+            if not equal_sites(x.indices, first.indices):
+                self._fail(f"inputs must have {SAME_SITES}")
 
     def _unfit(self, what: str, first: Any, other: Any) -> None:
         self._fail(f"inputs must have the same sites, got {what} {first} and {other}")

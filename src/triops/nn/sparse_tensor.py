@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triops import _check
+from triops._schema import is_plain
 from triops.ops.rulebook.geometry import MAX_EXTENT
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
 
@@ -220,6 +221,8 @@ class SparseConvTensor:
 
     def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
         if isinstance(other, SparseConvTensor):
+            if not equal_sites(self.indices, other.indices):
+                raise ValueError(f"SparseConvTensor: tensors that are added must have {SAME_SITES}")
             return self.replace_feature(self._features + other._features)
         if isinstance(other, Tensor):
             return self.replace_feature(self._features + other)
@@ -249,6 +252,22 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
     if torch.compiler.is_compiling():  # addresses are not known
         return False
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
+
+
+SAME_SITES = "the same sites in the same order; triops.spconv.pytorch.functional.sparse_add adds others"
+
+
+def equal_sites(a: Tensor, b: Tensor) -> bool:
+    """Whether the rows of two tensors stand for the same sites in the same order.
+
+    Positions are looked at on a CPU, and on a GPU with TRIOPS_CHECK=1, since it waits; not while tracing.
+    """
+    if same_tensor(a, b) or torch.compiler.is_compiling():
+        return True
+    if a.shape != b.shape:
+        return False
+    visible = is_plain(a) and is_plain(b) and (a.device.type == "cpu" or (a.is_cuda and _check.strict()))
+    return not visible or a.device != b.device or bool((a == b).all())
 
 
 def _check_dense(name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import triops  # noqa: F401
+from triops._arguments import UsageError, writable_file
 from triops.acceptance.soak.calls import BACKENDS, Spec, draw
 from triops.acceptance.soak.execute import run_round
 from triops.acceptance.soak.summary import Summary
@@ -81,6 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
                         help="imported first: operators of your own")  # fmt: skip
     parser.add_argument("--repeat", nargs="+", metavar="TARGET:BACKEND:SEED", help="these calls at once, here, no more")
     options = parser.parse_args(arguments)
+    try:
+        writable_file(options.json, "--json")  # seen now, and not after hours
+    except UsageError as error:
+        parser.error(str(error))
 
     backends = tuple(options.backend or default_backends())
     if options.repeat:
@@ -120,6 +125,5 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         from triops.acceptance.results import environment
 
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(summary.as_json(environment()), indent=1) + "\n")
     return 1 if summary.failures else 130 if summary.interrupted else 0
