@@ -605,6 +605,17 @@ def test_add_input_is_added():
     torch.testing.assert_close(conv(x, add_input=x).features, conv(x).features + x.features)
 
 
+def test_a_bias_that_alone_is_trained_gets_its_gradient():
+    x = sparse([4, 4, 4], 3)
+    x.features.requires_grad_(False)
+    torch.manual_seed(0)
+    conv = tnn.SubMConv3d(3, 5, 3).double()
+    conv.act_type = tnn.Activation.ReLU  # as spconv's layers have it
+    conv.weight.requires_grad_(False)
+    conv(x).features.sum().backward()
+    assert torch.equal(conv.bias.grad, (conv(x).features > 0).sum(0).double())
+
+
 def test_layers_print_what_they_are():
     assert repr(tnn.SparseConv3d(4, 8, 3, [2, 2, 1], 1, bias=False, indice_key="d")) == (
         "SparseConv3d(4, 8, kernel_size=[3, 3, 3], stride=[2, 2, 1], padding=[1, 1, 1], indice_key='d', bias=False)"
