@@ -34,14 +34,17 @@ test-networks: .venv-networks/.installed
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/pytest tests_ray
 
+# HERE=python3: with what that Python has, such as a GPU machine's torch and Triton; nothing is installed.
+RUN := $(if $(HERE),PYTHONPATH=src $(HERE),$(BIN)/python)
+
 # Random calls of everything, on the GPU too where there is one: MINUTES=120, CALLS=100000, SEED=1, PROCESSES=4.
-soak: .venv/.test
-	$(BIN)/python -m triops.acceptance.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CALLS),--calls $(CALLS)) \
+soak: $(if $(HERE),,.venv/.test)
+	$(RUN) -m triops.acceptance.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CALLS),--calls $(CALLS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES)) --json triops-soak/soak.json
 
 # The same calls under compute-sanitizer, where there is a GPU: SECONDS=600, JOBS=4.
-sanitize: .venv/.test
-	$(BIN)/python -m triops.acceptance.sanitize $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
+sanitize: $(if $(HERE),,.venv/.test)
+	$(RUN) -m triops.acceptance.sanitize $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 # The reduced suite with other versions of Python, torch and Triton: gigabytes to download, not part of CI.
 # VERSIONS="torch-2.8.0 torch-2.15.0" chooses some, VERSIONS=--keep leaves the environments.

@@ -19,10 +19,12 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import Empty
+from threading import BrokenBarrierError
 from typing import Any
 from unittest import mock
 
@@ -225,8 +227,12 @@ def run_beside(operators: list[str], bandwidth: float, seconds: float, shared: A
             counter.value += 1
             return int(counter.value) - 1
 
+    def wait() -> None:
+        with suppress(BrokenBarrierError):  # another process has ended: what is left is measured all the same
+            barrier.wait()
+
     try:
-        run_cases(operators, bandwidth, seconds, lambda *found: queue.put(found), take, lock, barrier.wait)
+        run_cases(operators, bandwidth, seconds, lambda *found: queue.put(found), take, lock, wait)
     except Exception as error:
         barrier.abort()
         queue.put((None, repr(error)))
@@ -372,7 +378,14 @@ def beside(options: Any, bandwidth: float, report: Callable[[Key, dict[str, Any]
         process.start()
     left = options.jobs
     while left:
-        key, found = shared[0].get()
+        try:
+            key, found = shared[0].get(timeout=5.0)
+        except Empty:
+            if any(process.exitcode for process in processes):  # killed, without a word
+                shared[3].abort()
+            if all(process.exitcode is not None for process in processes):
+                break
+            continue
         if key is None:
             left -= 1
             if found:

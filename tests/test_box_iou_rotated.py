@@ -268,3 +268,11 @@ def test_both_ways_of_a_gpu_give_the_answer(few: int, monkeypatch: pytest.Monkey
     for sample in small(SAMPLES)[:8]:
         args = sample.make(torch.float32)
         assert_same(*(run(backend, sample.operator, args) for backend in ("gpu", "reference")), str(sample))
+
+
+def test_volumes_are_traced_without_a_tensor_of_the_module() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # which takes no other tensors
+        found = triops.boxes_iou3d(torch.empty(4, 7), torch.empty(5, 7))
+    assert found.shape == (4, 5)

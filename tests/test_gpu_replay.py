@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,9 +196,10 @@ def test_a_switch_that_a_launcher_names_is_looked_at_every_time() -> None:
         lambda x: torch.rand_like(x),
         lambda x: torch.empty_like(x).copy_(KEPT),
         lambda x: x,
+        lambda x: x.detach(),
         lambda x: torch.cat([x, x]),
     ],
-    ids=["number", "size", "chance", "memory of its own", "input", "list of tensors"],
+    ids=["number", "size", "chance", "memory of its own", "input", "alias of an input", "list of tensors"],
 )
 def test_what_cannot_be_repeated_is_not(work: Callable[[Tensor], Tensor]) -> None:
     launcher = recorded(work)
@@ -218,6 +221,84 @@ def test_views_and_other_calls_of_torch_are_repeated() -> None:
     x = torch.randn(4, 4)
     assert torch.equal(top.call(x), x.t().sort(dim=1)[0][None])
     assert top.calls == 2
+
+
+@pytest.mark.usefixtures("often")
+def test_a_function_that_gives_no_tensor_or_several_is_repeated() -> None:
+    def work(x: Tensor) -> Tensor:
+        assert x[:, :0].unbind(1) == ()
+        left, right = x.split(2, dim=1)
+        return torch.empty_like(left).copy_(left).add_(right)
+
+    halves = recorded(work)
+    x = torch.arange(16.0).view(4, 4)
+    assert torch.equal(halves.call(x), x[:, :2] + x[:, 2:])
+    assert halves.calls == 2
+
+
+@pytest.mark.usefixtures("often")
+def test_a_call_that_is_not_ordinary_is_not_recorded_and_the_next_one_is() -> None:
+    double = Launcher()
+    for ordinary in (True, False, False, True):
+        double.ordinary = ordinary
+        double.call(torch.ones(4, 4))
+    assert double.calls == 4
+    assert torch.equal(double.call(torch.full((4, 4), 3.0)), torch.full((4, 4), 6.0))
+    assert double.calls == 4
+
+
+@pytest.mark.usefixtures("often")
+def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace() -> None:
+    state = {"fails": True}
+
+    def work(x: Tensor) -> Tensor:
+        made = torch.zeros_like(x)
+        if state["fails"]:
+            raise MemoryError
+        return made.add_(x, alpha=2)
+
+    double = Launcher(work)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            double.call(torch.ones(4, 4))
+    assert launch.watcher() is None
+    state["fails"] = False
+    for _ in range(3):
+        assert torch.equal(double.call(torch.ones(4, 4)), torch.full((4, 4), 2.0))
+    assert double.calls == 5
+
+
+@pytest.mark.usefixtures("often")
+def test_threads_that_record_the_same_call_at_once_agree() -> None:
+    together = threading.Barrier(4)
+
+    def work(x: Tensor) -> Tensor:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.2)
+        return torch.zeros_like(x).add_(x, alpha=2)
+
+    double = Launcher(work)
+
+    def calls(value: float) -> list[Tensor]:
+        return [double.call(torch.full((4, 4), value)) for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(calls, float(i)) for i in range(4)]
+        wait(futures, timeout=20)
+    for i, future in enumerate(futures):
+        assert all(torch.equal(made, torch.full((4, 4), 2.0 * i)) for made in future.result())
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", ["parameter", "inference", "no grad"])
+def test_a_repeated_call_gives_tensors_of_the_mode_that_it_runs_in(kind: str) -> None:
+    double = recorded()
+    x: Tensor = torch.nn.Parameter(torch.ones(4, 4)) if kind == "parameter" else torch.ones(4, 4)
+    with torch.inference_mode(kind == "inference"), torch.no_grad():
+        made = double.call(x)
+    assert double.calls == 2
+    assert made.is_inference() == (kind == "inference")
+    assert not made.requires_grad
 
 
 @pytest.mark.usefixtures("often")

@@ -628,6 +628,17 @@ def test_features_of_other_sites_or_of_another_order_are_not_added_up():
             merge(turned)
 
 
+def test_a_bias_that_alone_is_trained_gets_its_gradient():
+    x = sparse([4, 4, 4], 3)
+    x.features.requires_grad_(False)
+    torch.manual_seed(0)
+    conv = tnn.SubMConv3d(3, 5, 3).double()
+    conv.act_type = tnn.Activation.ReLU  # as spconv's layers have it
+    conv.weight.requires_grad_(False)
+    conv(x).features.sum().backward()
+    assert torch.equal(conv.bias.grad, (conv(x).features > 0).sum(0).double())
+
+
 def test_layers_print_what_they_are():
     assert repr(tnn.SparseConv3d(4, 8, 3, [2, 2, 1], 1, bias=False, indice_key="d")) == (
         "SparseConv3d(4, 8, kernel_size=[3, 3, 3], stride=[2, 2, 1], padding=[1, 1, 1], indice_key='d', bias=False)"

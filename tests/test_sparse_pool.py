@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import assert_same, run
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from triops import Rulebook, sparse_avg_pool, sparse_max_pool
 from triops.ops.sparse_conv.samples import hand_made, random_sites, sparse
@@ -114,3 +115,24 @@ def test_the_transposed_table_is_made_for_a_gradient_alone(pool: Any, monkeypatc
     assert not made
     assert torch.equal(pool(features, rulebook), expected)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("sites", [1, 20])
+@pytest.mark.parametrize("pool", [sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool])
+def test_features_that_do_not_say_that_they_need_a_gradient_get_it(pool: Any, sites: int) -> None:
+    """As inside of vmap, and in a graph that was made without one and is trained."""
+    size = 1 if sites == 1 else 2
+    rulebook = Rulebook.sparse(random_sites(sites, 1, [5, 5], 0), 1, [5, 5], size, size)
+    rows = len(rulebook.in_indices)
+    features = torch.randn(rows, 3).abs().requires_grad_()
+    given = torch.randn(len(rulebook.out_indices), 3)
+    (expected,) = torch.autograd.grad((pool(features, rulebook) * given).sum(), features)
+
+    def loss(features: torch.Tensor) -> torch.Tensor:
+        return (torch.func.vmap(lambda f: pool(f, rulebook))(features[None]) * given).sum()
+
+    graph = make_fx(lambda f: pool(f, rulebook))(features.detach())
+    assert expected.any()
+    for found in (loss(features), (graph(features) * given).sum()):
+        assert torch.equal(torch.autograd.grad(found, features)[0], expected)
+    assert torch.equal(torch.func.grad(loss)(features.detach()), expected)

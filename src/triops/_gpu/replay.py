@@ -44,16 +44,17 @@ def replayed(run: Callable[..., Any], ordinary: Callable[[], bool]) -> Callable[
     ordinary: whether a call runs the launcher, and nobody wants to hear of it.
     """
     plan: Callable[..., Any] | None = None
-    calls = 0
+    calls, watched = 0, False
 
     def call(*args: Any) -> Any:
-        nonlocal plan, calls
+        nonlocal plan, calls, watched
         if plan is not None:
             made = plan(*args)
             return run(*args) if made is None else made
         calls += 1
-        if calls != OFTEN or not ordinary() or launch.is_compiling() or not launch.fast_launches:
+        if calls < OFTEN or watched or not ordinary() or launch.is_compiling() or not launch.fast_launches:
             return run(*args)
+        watched = True  # once, whatever comes of it
         recording = Recording(args)
         recording.switches[ordinary] = True
         with launch.watching(recording), recording:
@@ -108,9 +109,9 @@ class Recording(TorchDispatchMode):
                 self.lines.append(f"{given[0]}.{_METHODS[function]}({', '.join(given[1:])})")
             else:
                 made = out if isinstance(out, (tuple, list)) else [out]
-                targets = "".join(f"{self.names.get(id(t)) or self._new(t)}, " for t in made)
+                targets = ", ".join(self.names.get(id(t)) or self._new(t) for t in made)
                 call = f"{self._value(function)}({', '.join(given)})"
-                self.lines.append(f"{targets}= {call if isinstance(out, (tuple, list)) else f'{call},'}")
+                self.lines.append(f"{f'[{targets}]' if isinstance(out, (tuple, list)) else targets} = {call}")
             if any(tag in function.tags for tag in _UNREPEATABLE) or function.namespace != "aten":
                 self.repeatable = False
         return out
@@ -134,7 +135,7 @@ class Recording(TorchDispatchMode):
         None where that cannot be; `made` is what the launcher returned.
         """
         outputs = [self._name(t) for t in (made if isinstance(made, tuple) else (made,))]
-        fresh = {self.names[id(t)] for t in self.kept}
+        fresh = {self.names[id(t)] for t in self.kept}.difference(name for name, _ in self.inputs)
         if not self.repeatable or not fresh.issuperset(outputs):
             return None
         differs = [f"{self._value(reader)}() != {self._value(value)}" for reader, value in self.switches.items()]

@@ -120,7 +120,8 @@ class SparseConvolution(Window):
             weight = self.kernel()
             differentiated = torch.is_grad_enabled() and (
                 weight.requires_grad or features.requires_grad or (add_input is not None)
-            )
+                or (self.bias is not None and self.bias.requires_grad)
+            )  # fmt: skip
             tile = preferred_tile(autocast_dtype(features), self.in_channels, self.out_channels)
             made, rulebook = self._rulebooks(input, lambda found: found.prepared(backward=differentiated, tile=tile))
             if self.subm or torch.is_grad_enabled():  # else no layer behind this one reads its plans: let them go

@@ -13,7 +13,6 @@ from triops._geometry.rotated.reference import MODES, Mode
 from triops.ops.box_iou_rotated import reference
 
 SMALLEST_UNION_3D = 1e-6  # of mmcv and OpenPCDet, where a margin can make the shared volume larger than both boxes
-ZERO = torch.tensor(0.0, device="cpu")  # for `fmax`, which takes no number
 
 
 def box_iou_rotated(
@@ -137,13 +136,15 @@ def boxes_iou3d(
     if not aligned:
         a, b = a[:, None], b[None]
     below, above = (0.5, 0.5) if z_origin == "center" else (0.0, 1.0)
-    # A small call takes as long as its launches: each line is one or two. `fmax` gives 0 for what is not a number.
+    # A small call takes as long as its launches: each line is one or two. `fmax` gives 0 for what is not a number. It
+    # takes no number either, and FakeTensorMode takes no tensor that was there before.
+    zero = torch.scalar_tensor(0.0, device="cpu")
     top = torch.minimum(*(torch.add(x[..., 2], x[..., 5], alpha=above) for x in (a, b)))
     bottom = torch.maximum(*(torch.sub(x[..., 2], x[..., 5], alpha=below) for x in (a, b)))
-    shared = area.mul_(torch.fmax(top.sub_(bottom), ZERO))
+    shared = area.mul_(torch.fmax(top.sub_(bottom), zero))
     union = (a[..., 3:6].prod(-1) + b[..., 3:6].prod(-1)).sub_(shared)
     ratio = shared / (union.clamp_(min=SMALLEST_UNION_3D) if margin > 0 else union)
-    return torch.fmax(ratio, ZERO).to(boxes_a.dtype)
+    return torch.fmax(ratio, zero).to(boxes_a.dtype)
 
 
 def _check_call(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> None:

@@ -102,7 +102,7 @@ class _TimesCount(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], inputs[2])
+        ctx.save_for_backward(output[1], _transposed(*inputs[1:]))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Tensor, None, None]:
@@ -133,10 +133,19 @@ def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
 
 
 def _scatter_for(features: Tensor, tables: Tables) -> Tensor:
-    """The transposed table, which only a gradient reads; where none is wanted, one of its shape that says nothing."""
+    """The transposed table, which only a gradient reads; where none is wanted, one of its shape that says nothing.
+
+    Features of a gradient do not always say so: inside of `vmap`, and while a graph is exported that is trained later.
+    So the latter has strides of 0, by which `_transposed` knows it.
+    """
     if torch.is_grad_enabled() and isinstance(features, Tensor) and features.requires_grad:
         return scatter_of(tables)
-    return tables.gather.new_full((1, 1), -1).expand(tables.gather.shape[0], tables.inputs)
+    return tables.gather.new_full((1,), -1).as_strided((tables.gather.shape[0], tables.inputs), (0, 0))
+
+
+def _transposed(gather: Tensor, scatter: Tensor) -> Tensor:
+    """The transposed table that a gradient reads."""
+    return scatter_of(Tables(gather, scatter.shape[1])) if scatter.stride(1) == 0 else scatter
 
 
 def _check_forward(operator: str, features: Tensor, gather: Tensor, scatter: Tensor) -> None:
@@ -219,7 +228,7 @@ def _fake_backward(grad_output: Tensor, saved: Tensor, scatter: Tensor) -> Tenso
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], inputs[2])
+    ctx.save_for_backward(output[1], _transposed(*inputs[1:]))
 
 
 def _backward_max(ctx: Any, grad: Tensor, grad_argmax: Tensor | None) -> tuple[Tensor, None, None]:
@@ -227,7 +236,7 @@ def _backward_max(ctx: Any, grad: Tensor, grad_argmax: Tensor | None) -> tuple[T
 
 
 def _setup_from_zero(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0], output, inputs[2])
+    ctx.save_for_backward(inputs[0], output, _transposed(*inputs[1:]))
 
 
 def _backward_from_zero(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
