@@ -45,6 +45,13 @@ def carafe_naive_backward(
     mask_grad += of_masks
 
 
+def carafe_naive_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    """In place of the backward pass of mmcv's `CARAFENaiveFunction`, which asks for a CUDA tensor."""
+    features, masks = ctx.saved_tensors
+    sizes = ctx.kernel_size, ctx.group_size, ctx.scale_factor
+    return *plain.carafe_backward(grad_output, features, masks, *sizes), None, None, None
+
+
 def psamask_forward(
     input: Tensor, output: Tensor, psa_type: int, num_: int, h_feature: int, w_feature: int, h_mask: int, w_mask: int,
     half_h_mask: int, half_w_mask: int,
