@@ -72,7 +72,7 @@ def test_upfirdn2d_by_hand(ext):
 def test_upfirdn2d_takes_the_parameters_and_images_of_mmcv_1(ext, kind):
     image, taps = drawn(2, 4, 5, 3), drawn(2, 3)
     names = ["up_x", "up_y", "down_x", "down_y", "pad_x0", "pad_x1", "pad_y0", "pad_y1"]
-    got = ext.upfirdn2d(image, kernel=taps, **dict(zip(names, FACTORS[kind], strict=True)))
+    got = ext.upfirdn2d(image, taps, **dict(zip(names, FACTORS[kind], strict=True)))
     assert got.is_contiguous()  # callers view it
     for n, c in itertools.product(range(2), range(3)):
         expected = filtered_by_loops(image[n, ..., c], taps, FACTORS[kind], False, 1.0)

@@ -58,8 +58,8 @@ def upfirdn2d_of_mmcv_1(
 
 @functools.wraps(upfirdn2d)
 def upfirdn2d_of_either(*args: Any, **kwargs: Any) -> Tensor:
-    """mmcv 1 calls the same name with other parameters, by keyword."""
-    return (upfirdn2d_of_mmcv_1 if "kernel" in kwargs else upfirdn2d)(*args, **kwargs)
+    """mmcv 1 calls the same name with other parameters, its factors by keyword."""
+    return (upfirdn2d_of_mmcv_1 if "up_x" in kwargs else upfirdn2d)(*args, **kwargs)
 
 
 def filtered_lrelu(
