@@ -150,6 +150,37 @@ furthest_point_sample = knn = Function.apply
     assert torch.equal(knn(2, line)[:, :, 1:], nearest)
 
 
+def test_the_naive_carafe_of_mmcv_has_gradients_without_a_cuda_device(libraries):
+    source = """
+import importlib
+
+import torch
+
+ext_module = importlib.import_module("mmcv._ext")
+
+
+class CARAFENaiveFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, features, masks, kernel_size, group_size, scale_factor):
+        ctx.kernel_size, ctx.group_size, ctx.scale_factor = kernel_size, group_size, scale_factor
+        ctx.save_for_backward(features, masks)
+        output = features.new_zeros(1, 1, 2, 2)
+        ext_module.carafe_naive_forward(features, masks, output, kernel_size, group_size, scale_factor)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        assert grad_output.is_cuda
+"""
+    write(libraries, {"mmcv/ops/carafe.py": source})
+    _finder.install("mmcv")
+    naive = importlib.import_module("mmcv.ops.carafe").CARAFENaiveFunction.apply
+    feature, masks = torch.tensor([[[[3.0]]]], requires_grad=True), torch.ones(1, 1, 2, 2, requires_grad=True)
+    naive(feature, masks, 1, 1, 2).sum().backward()
+    assert feature.grad.tolist() == [[[[4]]]]
+    assert masks.grad.tolist() == [[[[3, 3], [3, 3]]]]
+
+
 def test_activating_twice_is_activating_once(libraries):
     _finder.install("mmcv")
     _finder.install("mmcv", "pcdet")

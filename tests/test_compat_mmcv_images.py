@@ -68,6 +68,17 @@ def test_upfirdn2d_by_hand(ext):
     assert up.tolist() == [[[[1, 10, 2, 20]]]]
 
 
+@pytest.mark.parametrize("kind", FACTORS)
+def test_upfirdn2d_takes_the_parameters_and_images_of_mmcv_1(ext, kind):
+    image, taps = drawn(2, 4, 5, 3), drawn(2, 3)
+    names = ["up_x", "up_y", "down_x", "down_y", "pad_x0", "pad_x1", "pad_y0", "pad_y1"]
+    got = ext.upfirdn2d(image, taps, **dict(zip(names, FACTORS[kind], strict=True)))
+    assert got.is_contiguous()  # callers view it
+    for n, c in itertools.product(range(2), range(3)):
+        expected = filtered_by_loops(image[n, ..., c], taps, FACTORS[kind], False, 1.0)
+        torch.testing.assert_close(got[n, ..., c], expected)
+
+
 def test_upfirdn2d_is_differentiable_and_takes_half_precision():
     taps, rules = drawn(2, 3, dtype=torch.float32), ((2, 1), (1, 2), (1, 2, 2, 1), False, 2.0)
     assert gradcheck(lambda t: images.upfirdn2d(t, taps, *rules), (drawn(1, 2, 3, 4).requires_grad_(),))

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 import triops.compat.mmcv
 from triops import _op
-from triops._plain import gradients, maps, regions
+from triops._plain import maps, regions
 from triops._plain.bezier_align import bezier_align
-from triops._plain.carafe import carafe
+from triops._plain.carafe import carafe, carafe_backward
 from triops._plain.rotated_feature_align import rotated_feature_align
 from triops._plain.temporal_shift import temporal_shift
 
@@ -88,11 +88,19 @@ def test_carafe_in_half_precision_is_rounded_once(dtype):
     features, masks = drawn(1, 4, 2, 3, dtype=dtype), drawn(1, 18, 4, 6, dtype=dtype, seed=1)
     expected = carafe(features.float(), masks.float(), **RULES)
     assert torch.equal(carafe(features, masks, **RULES), expected.to(dtype))
-    wide = gradients(lambda *tensors: carafe(*tensors, **RULES), (features.float(), masks.float()), expected)
-    narrow = gradients(lambda *tensors: carafe(*tensors, **RULES), (features, masks), expected.to(dtype))
-    for mine, theirs in zip(narrow, wide, strict=True):
-        assert mine.dtype == dtype
-        torch.testing.assert_close(mine.float(), theirs, rtol=0.02, atol=0.02)
+    given = expected.to(dtype)
+    wide = carafe_backward(given.float(), features.float(), masks.float(), **RULES)
+    for mine, theirs in zip(carafe_backward(given, features, masks, **RULES), wide, strict=True):
+        assert torch.equal(mine, theirs.to(dtype))
+
+
+def test_carafe_takes_the_rows_of_a_large_kernel_one_after_another(monkeypatch):
+    features, masks, given = drawn(1, 4, 3, 4), drawn(1, 50, 6, 8, seed=1), drawn(1, 4, 6, 8, seed=2)
+    rules = RULES | {"kernel_size": 5}
+    expected = carafe(features, masks, **rules), *carafe_backward(given, features, masks, **rules)
+    monkeypatch.setattr("triops._plain.carafe._COPIED", 2 * 5 * features.numel())
+    found = carafe(features, masks, **rules), *carafe_backward(given, features, masks, **rules)
+    torch.testing.assert_close(found, expected)
 
 
 # PSANet's masks
@@ -172,6 +180,7 @@ def test_active_rotated_filter_is_differentiable_and_ignores_places_that_are_not
     assert gradcheck(lambda t: maps.active_rotated_filter(t, indices), (drawn(2, 3, 2, 2, 2).requires_grad_(),))
     beyond = torch.tensor([0, 9]).view(1, 1, 2, 1).int()
     assert maps.active_rotated_filter(torch.ones(1, 1, 1, 1, 2), beyond).tolist() == [[[[0, 0]]]]
+    assert maps.active_rotated_filter_backward(torch.ones(1, 1, 1, 2), beyond).tolist() == [[[[[0, 0]]]]]
 
 
 # synchronised batch normalisation
@@ -233,6 +242,7 @@ SETTINGS = [  # kernel, patch, padding, dilation, patch dilation, stride
     ((1, 1), (3, 3), (0, 0), (1, 1), (1, 1), (1, 1)),
     ((3, 1), (3, 5), (2, 1), (2, 1), (2, 1), (2, 1)),
     ((2, 3), (1, 3), (1, 2), (1, 1), (1, 2), (1, 3)),
+    ((1, 2), (2, 4), (0, 1), (1, 1), (1, 3), (1, 1)),  # no displacement is in the middle
 ]
 KEYS = [("kH", "kW"), ("patchH", "patchW"), ("padH", "padW"), ("dilationH", "dilationW"),
         ("dilation_patchH", "dilation_patchW"), ("dH", "dW")]  # fmt: skip

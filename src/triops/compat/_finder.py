@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # Modules of mmcv whose Python functions are replaced: see `triops.compat.mmcv.replace_wrappers`.
 WRAPPERS = (
-    "mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated", "mmcv.ops.furthest_point_sample", "mmcv.ops.knn"
+    "mmcv.ops.points_in_boxes", "mmcv.ops.diff_iou_rotated", "mmcv.ops.furthest_point_sample", "mmcv.ops.knn",
+    "mmcv.ops.carafe",
 )  # fmt: skip
 
 # Modules that look for compiled functions when they are executed, the library of ours that has these, and the module of

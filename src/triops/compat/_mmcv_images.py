@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,21 @@ def upfirdn2d(
     return images.upfirdn2d(input, filter, (upx, upy), (downx, downy), (padx0, padx1, pady0, pady1), bool(flip), gain)
 
 
+def upfirdn2d_of_mmcv_1(
+    input: Tensor, kernel: Tensor, up_x: int, up_y: int, down_x: int, down_y: int, pad_x0: int, pad_x1: int,
+    pad_y0: int, pad_y1: int,
+) -> Tensor:  # fmt: skip
+    """Images [N, H, W, C]."""
+    rules = (up_x, up_y), (down_x, down_y), (pad_x0, pad_x1, pad_y0, pad_y1), False, 1.0
+    return images.upfirdn2d(input.permute(0, 3, 1, 2), kernel, *rules).permute(0, 2, 3, 1).contiguous()
+
+
+@functools.wraps(upfirdn2d)
+def upfirdn2d_of_either(*args: Any, **kwargs: Any) -> Tensor:
+    """mmcv 1 calls the same name with other parameters, its factors by keyword."""
+    return (upfirdn2d_of_mmcv_1 if "up_x" in kwargs else upfirdn2d)(*args, **kwargs)
+
+
 def filtered_lrelu(
     x: Tensor, fu: Tensor, fd: Tensor, b: Tensor, si: Tensor, up: int, down: int, px0: int, px1: int, py0: int,
     py1: int, sx: int, sy: int, gain: float, slope: float, clamp: float, flip_filters: bool, writeSigns: bool,
@@ -72,5 +88,5 @@ def filtered_lrelu_act_(
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (bias_act, fused_bias_leakyrelu, upfirdn2d, filtered_lrelu, filtered_lrelu_act_)
+    for function in (bias_act, fused_bias_leakyrelu, upfirdn2d_of_either, filtered_lrelu, filtered_lrelu_act_)
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from triops._plain import gradients, maps
-from triops._plain.carafe import carafe
+from triops._plain import carafe as plain
+from triops._plain import maps
 
 
 def carafe_forward(
@@ -19,7 +18,7 @@ def carafe_forward(
     """`rfeatures` becomes the features as [N, H, W, C], which the backward pass takes; the other buffers are unused."""
     n, c, h, w = features.shape
     rfeatures.resize_(n, h, w, c).copy_(features.permute(0, 2, 3, 1))
-    output.copy_(carafe(features, masks, kernel_size, group_size, scale_factor))
+    output.copy_(plain.carafe(features, masks, kernel_size, group_size, scale_factor))
 
 
 def carafe_backward(
@@ -34,17 +33,23 @@ def carafe_backward(
 def carafe_naive_forward(
     features: Tensor, masks: Tensor, output: Tensor, kernel_size: int, group_size: int, scale_factor: int
 ) -> None:
-    output.copy_(carafe(features, masks, kernel_size, group_size, scale_factor))
+    output.copy_(plain.carafe(features, masks, kernel_size, group_size, scale_factor))
 
 
 def carafe_naive_backward(
     top_grad: Tensor, features: Tensor, masks: Tensor, bottom_grad: Tensor, mask_grad: Tensor, kernel_size: int,
     group_size: int, scale_factor: int,
 ) -> None:  # fmt: skip
-    rule = functools.partial(carafe, kernel_size=kernel_size, group_size=group_size, scale_factor=scale_factor)
-    of_features, of_masks = gradients(rule, (features, masks), top_grad)
+    of_features, of_masks = plain.carafe_backward(top_grad, features, masks, kernel_size, group_size, scale_factor)
     bottom_grad += of_features
     mask_grad += of_masks
+
+
+def carafe_naive_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    """In place of the backward pass of mmcv's `CARAFENaiveFunction`, which asks for a CUDA tensor."""
+    features, masks = ctx.saved_tensors
+    sizes = ctx.kernel_size, ctx.group_size, ctx.scale_factor
+    return *plain.carafe_backward(grad_output, features, masks, *sizes), None, None, None
 
 
 def psamask_forward(
@@ -58,11 +63,7 @@ def psamask_backward(
     grad_output: Tensor, grad_input: Tensor, psa_type: int, num_: int, h_feature: int, w_feature: int, h_mask: int,
     w_mask: int, half_h_mask: int, half_w_mask: int,
 ) -> None:  # fmt: skip
-    def rule(input: Tensor) -> Tensor:
-        return maps.psa_mask(input, psa_type == 0, h_mask, w_mask, half_h_mask, half_w_mask)
-
-    (grad,) = gradients(rule, (grad_input,), grad_output)  # linear: of the input only the shape counts
-    grad_input.copy_(grad)
+    grad_input.copy_(maps.psa_mask_backward(grad_output, psa_type == 0, h_mask, w_mask, half_h_mask, half_w_mask))
 
 
 def masked_im2col_forward(
@@ -86,9 +87,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
-    rule = functools.partial(maps.active_rotated_filter, indices=indices)
-    (grad,) = gradients(rule, (grad_in,), grad_out)  # linear: of the input only the shape counts
-    grad_in.copy_(grad)
+    grad_in.copy_(maps.active_rotated_filter_backward(grad_out, indices))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

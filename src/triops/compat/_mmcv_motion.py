@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
+from triops._plain import correlation as plain
 from triops._plain import gradients
 from triops._plain.assign_score import assign_score
-from triops._plain.correlation import correlation
 from triops._plain.temporal_shift import temporal_shift
 
 
@@ -21,7 +21,7 @@ def correlation_forward(
     dilationH: int, dilationW: int, dilation_patchH: int, dilation_patchW: int, dH: int, dW: int,
 ) -> None:  # fmt: skip
     output.copy_(
-        correlation(
+        plain.correlation(
             input1, input2, (kH, kW), (patchH, patchW), (padH, padW), (dilationH, dilationW),
             (dilation_patchH, dilation_patchW), (dH, dW),
         )
@@ -33,13 +33,10 @@ def correlation_backward(
     patchH: int, patchW: int, padH: int, padW: int, dilationH: int, dilationW: int, dilation_patchH: int,
     dilation_patchW: int, dH: int, dW: int,
 ) -> None:  # fmt: skip
-    def rule(first: Tensor, second: Tensor) -> Tensor:
-        return correlation(
-            first, second, (kH, kW), (patchH, patchW), (padH, padW), (dilationH, dilationW),
-            (dilation_patchH, dilation_patchW), (dH, dW),
-        )  # fmt: skip
-
-    first, second = gradients(rule, (input1, input2), grad_output)
+    first, second = plain.correlation_backward(
+        grad_output, input1, input2, (kH, kW), (patchH, patchW), (padH, padW), (dilationH, dilationW),
+        (dilation_patchH, dilation_patchW), (dH, dW),
+    )  # fmt: skip
     grad_input1.copy_(first)
     grad_input2.copy_(second)
 

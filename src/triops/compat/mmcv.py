@@ -139,8 +139,9 @@ def points_in_boxes_all(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def replace_wrappers(module: ModuleType) -> None:
-    """Functions of mmcv that are Python around a kernel: those for points in boxes, sampling and nearest neighbors ask
-    for a CUDA device or its tensors, which fails without a GPU; those of rotated boxes lose corners by rounding."""
+    """Functions of mmcv that are Python around a kernel: those for points in boxes, sampling, nearest neighbors and the
+    backward pass of the naive CARAFE ask for a CUDA device or its tensors, which fails without a GPU; those of rotated
+    boxes lose corners by rounding."""
     replaced: dict[str, Callable[..., Any]] = {
         "points_in_boxes_part": points_in_boxes_part,
         "points_in_boxes_all": points_in_boxes_all,
@@ -153,6 +154,9 @@ def replace_wrappers(module: ModuleType) -> None:
         original = getattr(module, name, None)
         if original is not None:
             setattr(module, name, functools.wraps(original)(function))
+    carafe = getattr(module, "CARAFENaiveFunction", None)
+    if carafe is not None:
+        carafe.backward = staticmethod(_mmcv_maps.carafe_naive_gradients)
 
 
 _finder.install("mmcv")
