@@ -131,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[list[float], float]:
             hits += int((triops.boxes_iou3d(truth, found).amax(1) > 0.5).sum())
         objects, boxes = objects + len(truth), boxes + len(found)
         if seed == NEVER_SEEN and find_spec("matplotlib"):
-            draw_detections(points, truth, found, "A sweep that training never saw", options.picture)
+            near = (points[:, :2].abs() < RANGE[3]).all(1)
+            draw_detections(points[near], truth, found, "A sweep that training never saw", options.picture)
             print(f"{options.picture}: the objects of a sweep and what was found")
     print(f"{hits} of {objects} objects of ten sweeps found, with an IoU above 0.5, by {boxes} boxes")
     return history, hits / objects
