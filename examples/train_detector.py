@@ -4,7 +4,7 @@
 
 In the manner of CenterPoint: voxels, a sparse network, a map seen from above, and for each cell of the map how likely
 an object has its centre there, and the box of that object. Every step trains on synthetic sweeps made for it; the
-picture and the figures are of sweeps that training never saw. About a minute on two CPU cores.
+picture and the figures are of sweeps that training never saw. Less than a minute of one CPU core.
 """
 
 from __future__ import annotations
