@@ -68,7 +68,7 @@ dist: .venv-dist/.installed
 	.venv-dist/bin/pyroma --min 9 dist/*.tar.gz
 	$(PYTHON) -m venv .venv-smoke
 	.venv-smoke/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/*.whl
-	cd .venv-smoke && bin/triops --version && bin/triops info && bin/python ../tests/smoke.py
+	cd .venv-smoke && unset PYTHONPATH && bin/triops --version && bin/triops info && bin/python ../tests/smoke.py
 	.venv-smoke/bin/python -m pip uninstall -q -y triops
 	test -z "$$(find .venv-smoke -name '*triops*')"
 	rm -rf .venv-smoke

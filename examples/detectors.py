@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pictures import draw_detections
 from torch import Tensor, nn
 from train_sparse_shapes import progress_bar
 
@@ -243,28 +244,6 @@ def settle_norms(model: Any, data: dict[str, Any]) -> None:
         norm.momentum = momentum
 
 
-def draw(points: Tensor, truth: Any, found: Any, title: str, file: Path) -> None:
-    """The scene from above: its points, its objects, and the boxes that the network found."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
-    x, y = points[:, 0].cpu(), points[:, 1].cpu()
-    axis.scatter(x, y, s=0.4, c="#90a4ae", linewidths=0)
-    for boxes, color, width, name in ((truth.bboxes_3d, "#2e7d32", 3.0, "object"), (found, "#ef6c00", 1.3, "found")):
-        footprints = boxes.corners[:, (0, 3, 7, 4, 0), :2].cpu()
-        for number, corners in enumerate(footprints):
-            label = f"{name} ({len(footprints)})" if number == 0 else None
-            axis.plot(corners[:, 0], corners[:, 1], color=color, lw=width, label=label)
-    axis.set(aspect="equal", xlabel="x, m", ylabel="y, m", title=title)
-    axis.set(xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2, frameon=False)  # hides nothing
-    figure.savefig(file, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-
-
 def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     """Builds, trains, predicts, and says what happened. True when the loss fell."""
     network = NETWORKS[name]
@@ -303,7 +282,8 @@ def main(name: str, arguments: Sequence[str] | None = None) -> bool:
     # Scores of a few steps are low, and so is the threshold of a config: as many of the best as there are objects.
     best = boxes.scores_3d.argsort(descending=True)[: len(truth)]
     title = f"{network.title}, {options.steps} steps on this scene: the {len(best)} boxes of the highest scores"
-    draw(points, truth, boxes.bboxes_3d[best], title, options.picture)
+    found = boxes.bboxes_3d[best].tensor
+    draw_detections(points, truth.bboxes_3d.tensor, found, title, options.picture)
     print(f"{options.picture}: the objects of the scene and what was found")
     return history[-1] < history[0]
 

@@ -26,6 +26,7 @@ from triops import _compiling, _demo, _info, _sample, _terminal, _warmup, compat
 from triops._arguments import choose_operators, operators_of
 from triops._op import OPERATORS
 from triops.acceptance import command, runner
+from triops.cli import _called_as
 
 
 class Done(NamedTuple):
@@ -404,6 +405,18 @@ def test_demo_draws_the_scene_then_times_and_checks(cli: Call, tmp_path: Path, m
     if find_spec("matplotlib"):
         assert (tmp_path / "scene.png").stat().st_size > 20_000
         assert 0 < done.out.index("scene.png") < done.out.index("right?"), "the picture comes first"
+
+
+def test_demo_names_the_program_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / ("triops.exe" if sys.platform == "win32" else "triops")
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "demo"])
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert _called_as() == str(program)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _called_as() == "triops"
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert _called_as() == "triops"
 
 
 def test_demo_shows_what_is_wrong(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,16 @@ def test_a_head_learns_boxes_from_their_overlap(monkeypatch: pytest.MonkeyPatch)
     assert losses[-1] < losses[0] - 0.1
 
 
+def test_a_detector_learns_and_draws_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from train_detector import main
+
+    history, _ = main(["--steps", "16", "--batch", "1", "--picture", str(tmp_path / "found.png")])
+    assert sum(history[-4:]) < 0.7 * sum(history[:4])
+    if find_spec("matplotlib"):
+        assert (tmp_path / "found.png").stat().st_size > 20_000
+
+
 @pytest.mark.skipif(find_spec("mmdet3d") is not None, reason="mmdetection3d is installed")
 def test_a_detector_without_mmdetection3d_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLES / "detect_second.py")], capture_output=True, text=True)

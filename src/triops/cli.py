@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import torch
@@ -228,16 +229,24 @@ def demo(options: Namespace) -> int:
         print(wrapped(line, "  "))
     print(wrapped(f"accuracy: {headline(report)}"))
     _show_path("report", out / "report.html")
-    for command_line, what in _NEXT[every:]:
-        print(wrapped(f"  {command_line:18} {what}", " " * 21))
+    program = _called_as()
+    for arguments, what in _NEXT[every:]:
+        print(wrapped(f"  {program} {arguments:10}  {what}", " " * (len(program) + 15)))
     return _status(report)
+
+
+def _called_as() -> str:
+    """What a shell finds this program by: its path where `make demo` has called it in an environment of its own."""
+    called, found = Path(sys.argv[0]), which("triops")
+    known = called.stem != "triops" or (found is not None and Path(found).resolve() == called.resolve())
+    return "triops" if known else str(called)
 
 
 # What a reader of the demo may want to run next; the first is what it has run, if it was asked for every operator.
 _NEXT = (
-    ("triops demo --all", "times and checks every operator; compiles for about a minute the first time"),
-    ("triops bench", "compares with plain torch and installed peers"),
-    ("triops check", "holds every kernel to the acceptance standard"),
+    ("demo --all", "times and checks every operator; compiles for about a minute the first time"),
+    ("bench", "compares with plain torch and installed peers"),
+    ("check", "holds every kernel to the acceptance standard"),
 )
 
 

@@ -179,7 +179,7 @@ def remarks(report: Report) -> list[str]:
         for n in report.networks
     ]
     if report.slow:
-        lines.append(f"'<' marks the {len(report.slow)} timed cases below their efficiency target; the report says why")
+        lines.append("'<' marks timed cases below their efficiency target; the report says why")
     if report.baseline and (noisy := [r for r in report.results if r.noise > NOISY]):
         words = f"this machine was busy: {len(noisy)} timed cases were compared more loosely than by {NOISY:.0%}"
         lines.append(f"{words}, the worst by {max(r.noise for r in noisy):.0%}")
