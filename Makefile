@@ -47,7 +47,7 @@ sanitize: $(if $(HERE),,.venv/.test)
 	$(RUN) -m triops.acceptance.sanitize $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 # The reduced suite with other versions of Python, torch and Triton: gigabytes to download, not part of CI.
-# VERSIONS="torch-2.8.0 torch-2.15.0" chooses some, VERSIONS=--keep leaves the environments.
+# VERSIONS="torch-2.8.0-python-3.10 torch-2.15.0-python-3.14" chooses some, VERSIONS=--keep leaves the environments.
 test-versions:
 	$(PYTHON) tests_versions/run.py $(VERSIONS)
 
@@ -77,7 +77,7 @@ clean:
 	rm -rf .venv .venv-dist .venv-docs .venv-smoke .venv-networks .venv-ray .venv-versions site
 
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 13), "triops needs Python 3.10 to 3.13"'
+	$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 14), "triops needs Python 3.10 to 3.14"'
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/bin/python

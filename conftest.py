@@ -4,6 +4,7 @@ import functools
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 try:
@@ -45,6 +46,31 @@ def refuse_integer_masks(method: str, position: int) -> None:
     setattr(InterpreterBuilder, method, checked)
 
 
+def refuse_pointers_narrower_than_masks(method: str) -> None:
+    """Triton 3.4 broadcasts masks and values to the pointers; newer ones also the pointers to those. Be as strict."""
+    from triton.language.semantic import TritonSemantic
+
+    real = getattr(TritonSemantic, method)
+
+    @functools.wraps(real)
+    def checked(semantic: Any, pointers: Any, *args: Any) -> Any:
+        shape = tuple(map(int, pointers.shape))
+        for other in args[:2]:  # mask and what stands where it is false, or values and mask
+            wanted = tuple(map(int, getattr(other, "shape", ())))
+            assert np.broadcast_shapes(shape, wanted) == shape, f"{method} of {shape} pointers with {wanted}"
+        return real(semantic, pointers, *args)
+
+    setattr(TritonSemantic, method, checked)
+
+
+def drop_nan_in_extrema() -> None:
+    """As a GPU and the interpreter of Triton 3.9: `tl.maximum(nan, x)` is x. Older interpreters give NaN."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    InterpreterBuilder.create_maxnumf = lambda builder, a, b: builder.binary_op(a, b, np.fmax)
+    InterpreterBuilder.create_minnumf = lambda builder, a, b: builder.binary_op(a, b, np.fmin)
+
+
 def store_histograms_as_int32() -> None:
     """The interpreter of Triton 3.4 makes them int64 and stores 8 bytes for each, 4 of them beside the last."""
     from triton.runtime.interpreter import InterpreterBuilder
@@ -62,5 +88,8 @@ def store_histograms_as_int32() -> None:
 
 if os.environ.get("TRITON_INTERPRET") == "1" and "collect_ignore_glob" not in globals():
     store_histograms_as_int32()
+    drop_nan_in_extrema()
+    for method in "load", "store":
+        refuse_pointers_narrower_than_masks(method)
     for method, position in (("create_masked_load", 1), ("create_masked_store", 2), ("create_atomic_rmw", 3)):
         refuse_integer_masks(method, position)

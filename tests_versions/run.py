@@ -35,15 +35,17 @@ class Environment(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"torch-{self.torch}"
+        return f"torch-{self.torch}-python-{self.python}"
 
 
-# The oldest, two in between, the newest. The interpreters of Triton before 3.6 cannot do with NumPy 2.4.
+# The oldest, some in between, the newest. The interpreters of Triton up to 3.6 cannot do with NumPy 2.4.
 MATRIX = [
     Environment("3.10", "2.8.0", "3.4.0", "2.2.6", "0.68.1"),
     Environment("3.12", "2.9.1", "3.5.1", "2.3.5", "0.68.1"),
+    Environment("3.12", "2.11.0", "3.6.0", "2.3.5", "0.68.1"),
     Environment("3.11", "2.13.0", "3.7.1", "2.4.6", "0.68.1"),
     Environment("3.13", "2.15.0", "3.9.0", "2.5.4", "0.68.1"),
+    Environment("3.14", "2.15.0", "3.9.0", "2.5.4", "0.68.1"),
 ]
 
 
@@ -76,9 +78,11 @@ def test(environment: Environment, keep: bool) -> bool:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-    entries = {e["torch"]: e for e in read()}
-    entries[environment.torch] = {**environment._asdict(), "date": str(datetime.date.today()), **outcome}
-    ordered = [entries[e.torch] for e in MATRIX if e.torch in entries]
+    entries = {(e["torch"], e["python"]): e for e in read()}
+    entries[environment.torch, environment.python] = {
+        **environment._asdict(), "date": str(datetime.date.today()), **outcome
+    }  # fmt: skip
+    ordered = [entries[e.torch, e.python] for e in MATRIX if (e.torch, e.python) in entries]
     OUTCOMES.write_text(json.dumps(ordered, indent=2) + "\n")
     return outcome["passed"] > 0 and outcome["failed"] == 0
 

@@ -330,6 +330,8 @@ def _search_kernel(
         end = tl.load(offsets + cloud + 1, mask=cloud < batch, other=0)
         base = tl.zeros_like(begin)
     x, y, z, valid_query = _load_point(queries, q, q < total, REAL)
+    # What is not a number would lie in every box (`maximum` drops it), and visit them all; infinity lies in none.
+    x = tl.where(valid_query, x, float("inf"))
     end = tl.where(valid_query, tl.minimum(end, count), begin)
     near, far = from_bits(near_bits, REAL), from_bits(far_bits, REAL)
     near, far = near * near, far * far
@@ -349,7 +351,8 @@ def _search_kernel(
     first_start = tl.min(tl.min(first_group, 1), 0)
     last_start = tl.max(tl.max(tl.where(end > begin, last_group, 0), 1), 0)
     for start in range(first_start, last_start, _GROUP):
-        group = start + tl.arange(0, _GROUP)[None, :]
+        # As wide as its mask: Triton 3.4 broadcasts masks to pointers, and not the other way round.
+        group = start + tl.arange(0, _GROUP)[None, :] + tl.zeros_like(q)
         inside = (group >= first_group) & (group < last_group)
         group_key = _box_keys(group_boxes, group_lowest, groups, group, inside, x, y, z, far, limit, KIND)
         nearest = _least(group_key)
