@@ -84,7 +84,7 @@ class Operator:
         if key is None or not _eager.plain():
             return self.overload(*self.signature.accepted(args))
         run = self._passed.get(key) or self._admit(key, args)
-        if torch.is_grad_enabled() and _requires_grad(args):
+        if torch.is_grad_enabled() and self._requires_grad(args):
             if self._apply is None:
                 with torch.no_grad():
                     return run(*args)
@@ -193,7 +193,7 @@ class Operator:
                     + ("; use reverse mode: torch.func.vjp, jacrev or backward()" if self.differentiable else "")
                 )
             return out
-        if self._apply is not None and torch.is_grad_enabled() and _requires_grad(args):
+        if self._apply is not None and torch.is_grad_enabled() and self._requires_grad(args):
             with enable_single_level_autograd_function():  # of functorch's levels the dispatcher has come to one
                 return self._differentiated(args, below)
         return below(*args)
@@ -203,6 +203,13 @@ class Operator:
         call = [run]
         output = self._apply(*args, call)
         return output if len(call) == 1 else (output, *call[1:])
+
+    def _requires_grad(self, args: tuple[Any, ...]) -> bool:
+        for position in self.signature.tensors:
+            tensor = args[position]
+            if tensor is not None and tensor.requires_grad:
+                return True
+        return False
 
     def _check(self, args: tuple[Any, ...]) -> None:
         for position in self.signature.tensors:
@@ -225,13 +232,6 @@ def _ordinary() -> bool:
         or log.isEnabledFor(logging.DEBUG)
         or _environment.check_values()
     )
-
-
-def _requires_grad(args: tuple[Any, ...]) -> bool:
-    for a in args:  # noqa: SIM110 - half the time of any()
-        if isinstance(a, Tensor) and a.requires_grad:
-            return True
-    return False
 
 
 def _device_of(args: tuple[Any, ...]) -> torch.device:

@@ -39,13 +39,16 @@ class _Notice(event.Listener):
     """Says that kernels are being compiled. Numba tells it of every function; only those of triops count."""
 
     def on_start(self, found: Any) -> None:
-        module = found.data["dispatcher"].py_func.__module__
+        module = self._module_of(found)
         if module.startswith("triops."):
             _compiling.started(module, "CPU")
 
     def on_end(self, found: Any) -> None:
-        if found.data["dispatcher"].py_func.__module__.startswith("triops."):
+        if self._module_of(found).startswith("triops."):
             _compiling.ended()
+
+    def _module_of(self, found: Any) -> str:
+        return found.data["dispatcher"].py_func.__module__ or ""  # a function made by exec() may have none
 
 
 event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]

@@ -19,18 +19,20 @@ FILL_GRAIN = 2**20  # bytes worth a thread
 ONE_THREAD = 32_768  # elements that torch itself fills on one thread
 
 
-def as_numpy(tensor: torch.Tensor) -> Any:
-    """A contiguous CPU tensor's memory as a NumPy array, copied only where it does not lie contiguous."""
+def as_numpy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    """A CPU tensor's memory as a NumPy array, copied only where it does not lie contiguous or is of another dtype."""
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if dtype is not None and tensor.dtype is not dtype:  # a small call feels `to` even where it does nothing
+        tensor = tensor.to(dtype)
     return tensor.contiguous().numpy()
 
 
-def flat(tensor: torch.Tensor, memory_format: torch.memory_format) -> Any:
+def flat(tensor: torch.Tensor, memory_format: torch.memory_format, dtype: torch.dtype | None = None) -> Any:
     """A 4D tensor's elements in their order in memory, once it lies in the given format."""
     if memory_format == torch.channels_last:
         tensor = tensor.permute(0, 2, 3, 1)
-    return as_numpy(tensor).reshape(-1)
+    return as_numpy(tensor, dtype).reshape(-1)
 
 
 def in_huge_pages(tensor: torch.Tensor) -> None:
@@ -62,20 +64,25 @@ def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     For a while after they have filled a tensor, torch's own threads compete with those of a kernel: on two cores, calls
     that used torch's took up to twice as long on two threads as on one.
     """
-    return _filled(shape, dtype, 0)
+    return clear(torch.empty(shape, dtype=dtype))
+
+
+def clear(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies dense in memory, in any order of its axes, set to 0 as `zeros` are."""
+    return _fill_bytes(tensor, 0)
 
 
 def minus_ones(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """Integers -1, filled as `zeros` are."""
-    return _filled(shape, dtype, 255)
+    return _fill_bytes(torch.empty(shape, dtype=dtype), 255)
 
 
-def _filled(shape: tuple[int, ...], dtype: torch.dtype, byte: int) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=dtype)
+def _fill_bytes(tensor: torch.Tensor, byte: int) -> torch.Tensor:
     if tensor.numel() <= ONE_THREAD:
-        return tensor.fill_(-1 if byte else 0)
+        return tensor.fill_(-1) if byte else tensor.zero_()
     in_huge_pages(tensor)
-    run(_fill, tensor.numel() * tensor.element_size(), FILL_GRAIN, tensor.view(-1).view(torch.uint8).numpy(), byte)
+    elements = tensor.as_strided((tensor.numel(),), (1,))
+    run(_fill, tensor.numel() * tensor.element_size(), FILL_GRAIN, elements.view(torch.uint8).numpy(), byte)
     return tensor
 
 

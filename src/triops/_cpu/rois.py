@@ -3,7 +3,7 @@
 import numpy as np
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.row_products import add_outer_products, spread_products
+from triops._cpu.row_products import put_average, spread_products
 from triops._cpu.vectors import LANES, transpose
 from triops._rois import FEW_SAMPLES, MOST_SAMPLES, no_image
 
@@ -290,7 +290,7 @@ def worth_tiles(reads, batch, height, width):
 @inline
 def empty_lists(most, like):
     """Room for pixels and weights of the taps of one bin."""
-    return np.empty(most, np.int32), np.empty((most, 1), like.dtype), np.arange(most).astype(np.int32)
+    return np.empty(most, np.int32), np.empty(most, like.dtype)
 
 
 @jit
@@ -302,34 +302,32 @@ def _list_taps(p, q, taps, width, pixels, weights):
         row, weight = np.int32(pixels_y[i] * width), weights_y[i]
         for j in range(firsts_x[q], firsts_x[q + 1]):
             pixels[count] = row + np.int32(pixels_x[j])
-            weights[count, 0] = weight * weights_x[j]
+            weights[count] = weight * weights_x[j]
             count += 1
     return count
 
 
 @jit
-def average_tile(tile, taps, rules, count, lists, sums, channels, output, to):
+def average_tile(tile, taps, rules, count, sums, channels, output, to):
     """As `average`, of the `channels` channels of a tile [H * W, LANES], into output[to] on. sums: [bins, LANES]."""
-    pixels, weights, in_order = lists
+    firsts_y, pixels_y, weights_y, firsts_x, pixels_x, weights_x = taps
+    for p in range(rules.rows):
+        y = pixels_y, weights_y, firsts_y[p], firsts_y[p + 1]
+        for q in range(rules.columns):
+            x = pixels_x, weights_x, firsts_x[q], firsts_x[q + 1]
+            put_average(sums, p * rules.columns + q, tile, *y, *x, rules.width, count)
     bins = rules.rows * rules.columns
-    for b in range(bins):
-        number = _list_taps(b // rules.columns, b % rules.columns, taps, rules.width, pixels, weights)
-        line = sums[b : b + 1]
-        line[:] = 0
-        add_outer_products(line, (0,), 0, weights, in_order, tile, pixels, 0, number)
-        for c in range(LANES):
-            line[0, c] /= count
     transpose(bins, channels, sums.reshape(-1), 0, LANES, output, to, bins)
 
 
 @jit
 def give_back_tile(given, read, taps, rules, count, lists, shares, channels, tile):
     """Add the gradients of a box, which begin at given[read], to a tile. shares: [bins, LANES]."""
-    pixels, weights, _ = lists
+    pixels, weights = lists
     bins = rules.rows * rules.columns
     transpose(channels, bins, given, read, bins, shares.reshape(-1), 0, LANES)
     for b in range(bins):
         number = _list_taps(b // rules.columns, b % rules.columns, taps, rules.width, pixels, weights)
         for c in range(LANES):
             shares[b, c] /= count
-        spread_products(tile, pixels, weights.reshape(-1), 0, number, shares, b, 0)
+        spread_products(tile, pixels, weights, 0, number, shares, b, 0)

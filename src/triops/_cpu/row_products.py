@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from triops._cpu.vectors import LANES, Array
+from triops._cpu.vectors import LANES, Array, splat
 
 TOGETHER = 4  # sums that share each vector loaded: they and it fit 16 registers of AVX2
 
@@ -115,3 +115,35 @@ def spread_products(typing_context, target, rows, weights, start, stop, source, 
 
     flat = target, rows, weights, types.intp, types.intp
     return types.none(*flat, source, types.intp, types.intp), generate
+
+
+@intrinsic
+def put_average(
+    typing_context, sums, line, source, rows, row_weights, row, last_row, columns, column_weights, column, last_column,
+    width, count,
+):  # fmt: skip
+    """sums[line, lanes] = the sum of row_weights[i] * column_weights[j] * source[rows[i] * width + columns[j], lanes],
+    row <= i < last_row, column <= j < last_column, divided by `count`.
+
+    sums, source [., LANES]; the others flat.
+    """
+
+    def generate(context, builder, signature, args):
+        sums, source, rows, row_weights, columns, column_weights = (
+            Array(context, builder, signature, args, i) for i in (0, 2, 3, 4, 7, 8)
+        )
+        line, (row, last_row), (column, last_column), (width, count) = args[1], args[5:7], args[9:11], args[11:]
+        total = cgutils.alloca_once_value(builder, splat(builder, count.type(0)))
+        with cgutils.for_range(builder, last_row, start=row) as i:
+            begin = builder.mul(rows.integer(i.index), width)
+            weight = builder.load(row_weights.at(i.index))
+            with cgutils.for_range(builder, last_column, start=column) as j:
+                values = source.vector(source.at(builder.add(begin, columns.integer(j.index))))
+                factor = builder.fmul(weight, builder.load(column_weights.at(j.index)))
+                sums.add_product(total, factor, values)
+        sums.store(builder.fdiv(builder.load(total), splat(builder, count)), sums.at(line))
+        return context.get_dummy_value()
+
+    along_y = rows, row_weights, types.intp, types.intp
+    along_x = columns, column_weights, types.intp, types.intp
+    return types.none(sums, types.intp, source, *along_y, *along_x, types.intp, sums.dtype), generate

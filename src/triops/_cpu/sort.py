@@ -5,6 +5,7 @@ import numpy as np
 from triops._cpu.jit import jit
 
 DIGIT = 11  # bits per pass: 2,048 counters stay in the first-level cache
+FEW = 64  # rows that are inserted one after the other, before the counters of a pass are cleared
 
 
 def radix_sort(keys, rows):
@@ -21,6 +22,9 @@ def radix_sort(keys, rows):
 def radix_sort_between(keys, rows, other_keys, other_rows):
     """Sort from one pair of arrays to the other and back. -> whether the result is in the other pair"""
     n = rows.shape[0]
+    if n <= FEW:
+        _insert(keys, rows)
+        return False
     highest = np.int64(0)
     for i in range(n):
         highest |= keys[i]
@@ -46,6 +50,17 @@ def radix_sort_between(keys, rows, other_keys, other_rows):
         source, target = target, source
         source_rows, target_rows = target_rows, source_rows
     return passes % 2 == 1
+
+
+@jit
+def _insert(keys, rows):
+    """Sort a few rows in place, stable."""
+    for i in range(1, rows.shape[0]):
+        key, row, j = keys[i], rows[i], i
+        while j > 0 and keys[j - 1] > key:
+            keys[j], rows[j] = keys[j - 1], rows[j - 1]
+            j -= 1
+        keys[j], rows[j] = key, row
 
 
 @jit

@@ -14,7 +14,7 @@ LOW_X, LOW_Y, HIGH_X, HIGH_Y, AREA, CORNERS = range(6)
 
 def make_polygons(points):
     """The hulls of points [N, 2K] -> [N, 5 + 2K]."""
-    points = as_numpy(points.to(compute_dtype(points.dtype)))
+    points = as_numpy(points, compute_dtype(points.dtype))
     made = np.empty((len(points), CORNERS + points.shape[1]), points.dtype)
     hulls(points, made)
     return made

@@ -13,7 +13,7 @@ def ball_query(points, centers, radius, k, min_radius, offsets, center_offsets):
     padded, real = points.dim() == 3, compute_dtype(points.dtype)
     begins = bounds_of("ball_query", "offsets", points, offsets)
     own = bounds_of("ball_query", "center_offsets", centers, center_offsets)
-    rows, queries = (as_numpy(t.to(real)).reshape(-1, 3) for t in (points, centers))
+    rows, queries = (as_numpy(t, real).reshape(-1, 3) for t in (points, centers))
     near, far = torch.tensor([min_radius, radius], dtype=real).square().numpy()
     out = torch.empty((len(queries), k), dtype=torch.int32)
     indices = out.numpy()

@@ -64,7 +64,7 @@ def border_align_forward(input, boxes, pool_size):
     layout = format_of(input)
     align = _align_channels_last if layout == torch.channels_last else _align_planes
     align(
-        flat(input.to(real), layout), as_numpy(boxes.to(real)), *input.shape[2:], output.shape[1], pool_size,
+        flat(input, layout, real), as_numpy(boxes, real), *input.shape[2:], output.shape[1], pool_size,
         flat(values, layout), flat(argmax, layout),
     )  # fmt: skip
     if values is not output:
@@ -132,7 +132,7 @@ def border_align_backward(grad_output, boxes, argmax, height, width, pool_size):
         layout = Gradient(height, width, channels, block, 1, 4 * total, 1, height * width)
     run(
         _scatter, batch * 4 * -(-channels // block), max(1, VALUES_PER_THREAD // (16 * block * max(total, 1))),
-        flat(grad_output.to(real), memory), as_numpy(boxes.to(real)), flat(argmax, memory),
+        flat(grad_output, memory, real), as_numpy(boxes, real), flat(argmax, memory),
         layout, pool_size, flat(grad, memory), out_of_range,
     )  # fmt: skip
     if out_of_range[0]:

@@ -31,7 +31,7 @@ def chamfer_distance_backward(xyz1, xyz2, idx1, idx2, grad_dist1, grad_dist2):
     check_indices(idx1, xyz2.shape[1])
     check_indices(idx2, xyz1.shape[1])
     real = compute_dtype(xyz1.dtype)
-    one, two = (as_numpy(t.to(real)) for t in (xyz1, xyz2))
+    one, two = (as_numpy(t, real) for t in (xyz1, xyz2))
     grads = [zeros(*t.shape, dtype=real) for t in (xyz1, xyz2)]
     grad1, grad2 = (g.numpy() for g in grads)
     grain = max(1, POINTS_PER_THREAD // max(one.shape[1] + two.shape[1], 1))

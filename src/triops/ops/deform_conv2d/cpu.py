@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
 from triops._cpu.row_products import TOGETHER, add_dot_products, add_outer_products, add_products
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, transpose
@@ -35,12 +35,14 @@ def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
     shape = sizes.batch, sizes.outputs, sizes.out_height, sizes.out_width
     out = torch.empty((shape[0], *shape[2:], shape[1]) if channels_last else shape, dtype=real)
     in_huge_pages(out)
-    shift = torch.zeros(sizes.outputs, dtype=real) if bias is None else bias.detach().to(real)
+    moved, masks = _samples(offset, mask, real)
+    shift = np.zeros(sizes.outputs, moved.dtype) if bias is None else as_numpy(bias, real)
     if input.numel() == 0:
-        return empty_like_format(shape, input.dtype, input).copy_(shift.view(1, -1, 1, 1).expand(shape))
+        filled = torch.from_numpy(shift).view(1, -1, 1, 1).expand(shape)
+        return empty_like_format(shape, input.dtype, input).copy_(filled)
     run(
-        _forward, *_blocks(sizes), _rows(input, real).reshape(-1), *_samples(offset, mask, real),
-        _by_lanes(_matrices(weight, sizes, real)), as_numpy(shift).reshape(sizes.groups, -1),
+        _forward, *_blocks(sizes), _rows(input, real).reshape(-1), moved, masks,
+        _by_lanes(_matrices(weight, sizes, real)), shift.reshape(sizes.groups, -1),
         _plan(sizes, stride, padding, dilation), channels_last, out.view(-1).numpy(),
     )  # fmt: skip
     return (out.permute(0, 3, 1, 2) if channels_last else out).to(input.dtype)
@@ -61,8 +63,8 @@ def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, d
     if of_inputs:
         found[:3] = _of_inputs(sizes, maps, moved, masks, given, _by_lanes(matrices.swapaxes(2, 3)), plan, real)
         if format_of(grads[0]) != torch.channels_last:
-            planes = _transposed(found[0], sizes.batch, sizes.height * sizes.width, sizes.channels)
-            found[0] = planes.view(input.shape)
+            planes = _transposed(found[0].numpy(), sizes.batch, sizes.height * sizes.width, sizes.channels)
+            found[0] = torch.from_numpy(planes).view(input.shape)
         else:
             found[0] = found[0].view(sizes.batch, sizes.height, sizes.width, sizes.channels).permute(0, 3, 1, 2)
     if of_weight:
@@ -127,14 +129,14 @@ def _plan(sizes, stride, padding, dilation):
 
 def _samples(offset, mask, real):
     """Offset and mask, as flat arrays in NCHW order; no mask is an empty one."""
-    masks = torch.empty(0, dtype=real) if mask is None else mask.detach().to(real)
-    return as_numpy(offset.detach().to(real)).reshape(-1), as_numpy(masks).reshape(-1)
+    moved = as_numpy(offset, real).reshape(-1)
+    return moved, np.empty(0, moved.dtype) if mask is None else as_numpy(mask, real).reshape(-1)
 
 
 def _matrices(weight, sizes, real):
     """The weight as an array [taps, groups, N / groups, C / groups]"""
     shape = sizes.groups, sizes.outputs // sizes.groups, sizes.channels // sizes.groups, sizes.taps
-    return as_numpy(weight.detach().to(real)).reshape(shape).transpose(3, 0, 1, 2)
+    return as_numpy(weight, real).reshape(shape).transpose(3, 0, 1, 2)
 
 
 def _by_lanes(matrices):
@@ -148,20 +150,19 @@ def _by_lanes(matrices):
 def _rows(maps, real):
     """maps [B, C, H, W] as an array [B * H * W, C] of dtype `real`: as they lie, where they lie so."""
     batch, channels, height, width = maps.shape
-    maps = maps.detach().to(real)
     if format_of(maps) == torch.channels_last:
-        return as_numpy(maps.permute(0, 2, 3, 1)).reshape(-1, channels)
-    return _transposed(maps.contiguous().view(-1), batch, channels, height * width).numpy().reshape(-1, channels)
+        return flat(maps, torch.channels_last, real).reshape(-1, channels)
+    planes = as_numpy(maps, real).reshape(-1)
+    return _transposed(planes, batch, channels, height * width).reshape(-1, channels)
 
 
 def _transposed(source, batch, lines, columns):
     """[batch, lines, columns] -> [batch, columns, lines], flat"""
     if lines == 1 or columns == 1:
         return source
-    target = torch.empty_like(source)
-    in_huge_pages(target)
+    target = np.empty_like(source)
     pieces = batch * -(-columns // LANES)
-    run(_transpose, pieces, max(NUMBERS // (lines * LANES), 1), source.numpy(), lines, columns, target.numpy())
+    run(_transpose, pieces, max(NUMBERS // (lines * LANES), 1), source, lines, columns, target)
     return target
 
 

@@ -67,7 +67,7 @@ def deform_roi_pool(input, boxes, offset, pooled_height, pooled_width, spatial_s
                   layout == torch.channels_last)  # fmt: skip
     block = channels if rules.channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * pooled_height * pooled_width))
-    run(_average, len(boxes) * -(-channels // block), grain, flat(input.to(real), layout), as_numpy(boxes.to(real)),
+    run(_average, len(boxes) * -(-channels // block), grain, flat(input, layout, real), as_numpy(boxes, real),
         _moves(boxes, offset, rules, real), _factors(spatial_scale, gamma, real), rules, block,
         flat(values, layout))  # fmt: skip
     return output if values is output else output.copy_(values)
@@ -84,20 +84,20 @@ def deform_roi_pool_backward(
     total, channels, rows, columns = grad_output.shape
     batch, _, height, width = input.shape
     rules = Rules(channels, height, width, rows, columns, max(sampling_ratio, 0), layout == torch.channels_last)
-    rows_of_boxes, factors = as_numpy(boxes.to(real)), _factors(spatial_scale, gamma, real)
+    rows_of_boxes, factors = as_numpy(boxes, real), _factors(spatial_scale, gamma, real)
     moves = _moves(boxes, offset, rules, real)
     if to_offset.numel():
         last = torch.channels_last
         found = torch.empty(offset.shape, dtype=real)
         grain = max(1, VALUES_PER_THREAD // (16 * channels * rows * columns))
-        run(_slopes, total, grain, flat(grad_output.to(real), last), flat(input.to(real), last), rows_of_boxes, moves,
+        run(_slopes, total, grain, flat(grad_output, last, real), flat(input, last, real), rows_of_boxes, moves,
             factors, rules, as_numpy(found))  # fmt: skip
         to_offset.copy_(found)
     if of_input:
         sums = zeros(input.numel(), dtype=real)
         block = 2 * BLOCK if rules.channels_last else BLOCK
         grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-total // batch)))
-        run(_give_back, batch * -(-channels // block), grain, flat(grad_output.to(real), layout), rows_of_boxes, moves,
+        run(_give_back, batch * -(-channels // block), grain, flat(grad_output, layout, real), rows_of_boxes, moves,
             factors, rules, block, as_numpy(sums))  # fmt: skip
         if rules.channels_last:
             to_input.copy_(sums.view(batch, height, width, channels).permute(0, 3, 1, 2))
@@ -110,7 +110,7 @@ def _moves(boxes, offset, rules, real):
     """Offsets [K, 2, bins]; without any, of no bins."""
     if offset is None:
         return np.empty((boxes.shape[0], 2, 0), as_numpy(torch.empty(0, dtype=real)).dtype)
-    return as_numpy(offset.to(real)).reshape(-1, 2, rules.rows * rules.columns)
+    return as_numpy(offset, real).reshape(-1, 2, rules.rows * rules.columns)
 
 
 def _factors(spatial_scale, gamma, real):

@@ -48,7 +48,7 @@ def diff_iou_rotated_backward(grad_output, boxes1, boxes2, mode):
 
 def _boxes(boxes):
     """Boxes [..., 5] or [..., 7] -> one row per field [12, N]. One that is not valid reaches nowhere."""
-    boxes = as_numpy(boxes.to(compute_dtype(boxes.dtype))).reshape(-1, boxes.shape[-1])
+    boxes = as_numpy(boxes, compute_dtype(boxes.dtype)).reshape(-1, boxes.shape[-1])
     made, half = np.empty((12, len(boxes)), boxes.dtype), boxes.dtype.type(0.5)
     if boxes.shape[1] == 5:
         frames(boxes, True, 0.0, made)

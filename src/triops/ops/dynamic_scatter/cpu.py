@@ -66,7 +66,7 @@ def dynamic_scatter_backward(grad_reduced, features, reduced, point_to_voxel, co
     else:
         rows = max(1, NUMBERS // max(channels, 1))
         if reduce == "mean":  # voxels are fewer than points, so they are divided first
-            divisor = as_numpy(counts.to(compute_dtype(features.dtype)))
+            divisor = as_numpy(counts, compute_dtype(features.dtype))
             shares = as_bits(torch.empty(grad_reduced.shape, dtype=features.dtype))
             run(_divide, len(grad), rows, grad, divisor, shares)
             grad = shares

@@ -26,7 +26,7 @@ def furthest_point_sample(points, offsets, sample_offsets, count, longest, withi
     check_ascending("furthest_point_sample", "offsets", offsets, points.shape[0])
     check_ascending("furthest_point_sample", "sample_offsets", sample_offsets, count)
     out = torch.empty(count, dtype=torch.int32)
-    rows = as_numpy(points.to(compute_dtype(points.dtype)))
+    rows = as_numpy(points, compute_dtype(points.dtype))
     bits = np.empty(0, f"i{rows.itemsize}")
     run(_sample_clouds, offsets.shape[0] - 1, 1, rows, as_numpy(offsets.long()), as_numpy(sample_offsets.long()),
         within, bits, out.numpy())  # fmt: skip
@@ -37,7 +37,7 @@ def furthest_point_sample_with_dist(distances, count):
     batch, length = distances.shape[:2]
     out = torch.zeros((batch, count), dtype=torch.int32)
     if length:
-        rows = as_numpy(distances.to(compute_dtype(distances.dtype)))
+        rows = as_numpy(distances, compute_dtype(distances.dtype))
         run(_sample_by_distances, batch, 1, rows, out.numpy())
     return out
 

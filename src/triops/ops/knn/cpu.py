@@ -24,7 +24,7 @@ def _nearest(operator, points, queries, k, squared, offsets, query_offsets, firs
     padded, real = points.dim() == 3, compute_dtype(points.dtype)
     begins = bounds_of(operator, "offsets", points, offsets)
     own = bounds_of(operator, "query_offsets", queries, query_offsets)
-    rows, others = (as_numpy(t.to(real)).reshape(-1, 3) for t in (points, queries))
+    rows, others = (as_numpy(t, real).reshape(-1, 3) for t in (points, queries))
     shape = (*queries.shape[:-1], k)
     indices, distances = torch.empty(shape, dtype=torch.int32), torch.empty(shape, dtype=real)
     found, apart = indices.numpy().reshape(-1, k), distances.numpy().reshape(-1, k)

@@ -21,7 +21,7 @@ _EXP_TERMS = np.array(EXP_TERMS)
 def nms(boxes, scores, labels, iou_threshold, offset):
     total = boxes.shape[0]
     real = np.float64 if boxes.dtype == torch.float64 else np.float32
-    fields, kept = np.empty((7, total), real), torch.empty(total, dtype=torch.int64)
+    fields, kept = np.empty((7, total), real), np.empty(total, np.int64)
     order = _by_score(scores)
     places, bounds = order, None
     if labels is not None:
@@ -30,11 +30,11 @@ def nms(boxes, scores, labels, iou_threshold, offset):
         counts = labels.unique_consecutive(return_counts=True)[1]
         bounds = np.concatenate([np.zeros(1, np.int64), as_numpy(counts.cumsum(0))])
         places = order[as_numpy(at)]
-    count = _suppress(as_bits(boxes), places, bounds, real(offset), real(iou_threshold), fields, kept.numpy())
+    count = _suppress(as_bits(boxes), places, bounds, real(offset), real(iou_threshold), fields, kept)
     if labels is None:
-        return kept[:count].clone()
+        return torch.from_numpy(kept[:count].copy())
     keep = np.zeros(total, np.bool_)
-    keep[kept[:count].numpy()] = True
+    keep[kept[:count]] = True
     return torch.from_numpy(order[keep[order]])
 
 

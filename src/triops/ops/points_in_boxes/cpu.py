@@ -35,7 +35,7 @@ def points_in_boxes_all(points, boxes, z_origin, margin):
 def _answer(points, boxes, z_origin, margin, out, every):
     """Fill `out`: int32 [B, M] with the first box, or where `every`, bool [B, M, T] with the hits."""
     real = compute_dtype(points.dtype)
-    points_np, boxes_np = as_numpy(points.to(real)), as_numpy(boxes.to(real))
+    points_np, boxes_np = as_numpy(points, real), as_numpy(boxes, real)
     bottom, count = z_origin == "bottom", points.shape[1]
     if count * boxes.shape[1] <= BRUTE_FORCE_PAIRS or count <= BRUTE_FORCE_POINTS:
         (_brute_force_all if every else _brute_force)(points_np, boxes_np, bottom, margin, out)

@@ -15,11 +15,11 @@ def points_in_polygons(points, polygons):
     real = compute_dtype(points.dtype)
     out = zeros(points.shape[0], polygons.shape[0], dtype=torch.bool)
     if out.numel():
-        corners = as_numpy(polygons.to(real))
+        corners = as_numpy(polygons, real)
         low, high = corners[:, 1::2].min(1), corners[:, 1::2].max(1)
         low[~np.isfinite(corners).all(1)] = np.inf  # no point is that high
         grain = max(1, PAIRS_PER_THREAD // len(corners))
-        run(_inside, len(points), grain, as_numpy(points.to(real)), corners, low, high, out.numpy())
+        run(_inside, len(points), grain, as_numpy(points, real), corners, low, high, out.numpy())
     return out
 
 

@@ -43,7 +43,7 @@ def prroi_pool(input, boxes, pooled_height, pooled_width, spatial_scale):
     rules = Rules(channels, height, width, pooled_height, pooled_width, layout == torch.channels_last)
     grain = max(1, VALUES_PER_THREAD // (PIXELS * channels * pooled_height * pooled_width))
     bins = tuple(map(as_numpy, cut(boxes, pooled_height, pooled_width, spatial_scale, real)))
-    run(_average, len(boxes), grain, flat(input.to(real), layout), as_numpy(boxes[:, 0].long()), bins, rules,
+    run(_average, len(boxes), grain, flat(input, layout, real), as_numpy(boxes[:, 0].long()), bins, rules,
         flat(values, layout))  # fmt: skip
     if values is not output:
         output.copy_(values)
@@ -63,7 +63,7 @@ def prroi_pool_backward(grad_output, boxes, batch, height, width, spatial_scale,
     block = 4 * BLOCK if channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (PIXELS * min(block, channels) * rows * columns * -(-total // batch)))
     bins = tuple(map(as_numpy, cut(boxes, rows, columns, spatial_scale, real)))
-    run(_give_back, batch * -(-channels // block), grain, flat(grad_output.to(real), layout),
+    run(_give_back, batch * -(-channels // block), grain, flat(grad_output, layout, real),
         as_numpy(boxes[:, 0].long()), bins, rules, block, as_numpy(sums))  # fmt: skip
     if channels_last:
         return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
@@ -80,7 +80,7 @@ def prroi_pool_boxes_backward(grad_output, input, boxes, spatial_scale):
         rules = Rules(channels, height, width, rows, columns, layout == torch.channels_last)
         grain = max(1, VALUES_PER_THREAD // (3 * PIXELS * channels * rows * columns))
         bins = tuple(map(as_numpy, cut(boxes, rows, columns, spatial_scale, real)))
-        run(_give_back_to_boxes, len(boxes), grain, flat(grad_output.to(real), layout), flat(input.to(real), layout),
+        run(_give_back_to_boxes, len(boxes), grain, flat(grad_output, layout, real), flat(input, layout, real),
             as_numpy(boxes[:, 0].long()), bins, rules, as_numpy(grad))  # fmt: skip
         grad[:, 1:] *= spatial_scale
     return grad.to(boxes.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
 from triops._cpu.rois import (
     average,
     average_tile,
@@ -52,7 +52,7 @@ class Rules(NamedTuple):
 
 def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
     real = compute_dtype(input.dtype)
-    boxes = as_numpy(boxes.to(real))
+    boxes = as_numpy(boxes, real)
     check_images("roi_align", boxes, input.shape[0])
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
@@ -65,7 +65,7 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
                   layout == torch.channels_last)  # fmt: skip
     scale = np.array([spatial_scale], boxes.dtype)
     grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
-    operands = flat(input.to(real), layout), boxes, scale, rules, flat(values, layout)
+    operands = flat(input, layout, real), boxes, scale, rules, flat(values, layout)
     if mode == "avg" and _in_tiles(rules, len(boxes)):
         run(_average_tiles, *_tiles(rules, len(boxes)), *operands)
     elif mode == "avg":
@@ -83,31 +83,28 @@ def roi_align_backward(
 ):  # fmt: skip
     channels, rows, columns = grad_output.shape[1:]
     real = compute_dtype(grad_output.dtype)
-    boxes = as_numpy(boxes.to(real))
+    boxes = as_numpy(boxes, real)
     check_images("roi_align_backward", boxes, batch)
-    out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
-    if out.numel() == 0 or grad_output.numel() == 0:
-        return out.zero_()
+    sums = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last)
+    if sums.numel() == 0 or grad_output.numel() == 0:
+        return sums.zero_().to(grad_output.dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     rules = Rules(batch, channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), channels_last)
-    scale, given = np.array([spatial_scale], boxes.dtype), flat(grad_output.to(real), layout)
+    scale, given = np.array([spatial_scale], boxes.dtype), flat(grad_output, layout, real)
     if mode == "avg" and _in_tiles(rules, len(boxes)):
-        sums = out if out.dtype == real else torch.empty_like(out, dtype=real)
         in_huge_pages(sums)
         run(_give_back_tiles, *_tiles(rules, len(boxes)), given, boxes, scale, rules, flat(sums, layout))
         return sums.to(grad_output.dtype)
-    sums = zeros(out.numel(), dtype=real)
     block = 4 * BLOCK if channels_last else BLOCK
     items = batch * -(-channels // block)
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-len(boxes) // batch)))
+    found = flat(clear(sums), layout)
     if mode == "avg":
-        run(_give_back_average, items, grain, given, boxes, scale, rules, block, as_numpy(sums))
+        run(_give_back_average, items, grain, given, boxes, scale, rules, block, found)
     else:
-        positions = flat(argmax_y, layout), flat(argmax_x, layout)
-        run(_give_back_maximum, items, grain, given, boxes, *positions, rules, block, as_numpy(sums))
-    if channels_last:
-        return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
-    return sums.view(out.shape).to(grad_output.dtype)
+        run(_give_back_maximum, items, grain, given, boxes, flat(argmax_y, layout), flat(argmax_x, layout), rules,
+            block, found)  # fmt: skip
+    return sums.to(grad_output.dtype)
 
 
 def _in_tiles(rules, total):
@@ -212,7 +209,6 @@ def _average(begin, end, input, boxes, scale, rules, output):
 def _average_tiles(begin, end, input, boxes, scale, rules, output):
     """An item is a tile: LANES channels of one image."""
     taps, bins, plane = _empty_taps(rules, output), rules.rows * rules.columns, rules.height * rules.width
-    lists = empty_lists(_most_in_bin(rules), output)
     tile, sums = np.zeros((plane, LANES), output.dtype), np.empty((bins, LANES), output.dtype)
     blocks = -(-rules.channels // LANES)
     for item in range(begin, end):
@@ -227,7 +223,7 @@ def _average_tiles(begin, end, input, boxes, scale, rules, output):
             if count == 0:
                 output[to : to + channels * bins] = 0
                 continue
-            average_tile(tile, taps, rules, count, lists, sums, channels, output, to)
+            average_tile(tile, taps, rules, count, sums, channels, output, to)
 
 
 @jit

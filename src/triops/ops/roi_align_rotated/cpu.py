@@ -69,7 +69,7 @@ def roi_align_rotated(
     block = channels if rules.channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * pooled_height * pooled_width))
     scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
-    run(_average, len(boxes) * -(-channels // block), grain, flat(input.to(real), layout), as_numpy(boxes.to(real)),
+    run(_average, len(boxes) * -(-channels // block), grain, flat(input, layout, real), as_numpy(boxes, real),
         scale, rules, block, flat(values, layout))  # fmt: skip
     if orientations == 1 and values is output:
         return output
@@ -94,7 +94,7 @@ def roi_align_rotated_backward(
     block = 2 * BLOCK if channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-total // batch)))
     scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
-    run(_give_back, batch * -(-channels // block), grain, flat(given, layout), as_numpy(boxes.to(real)), scale, rules,
+    run(_give_back, batch * -(-channels // block), grain, flat(given, layout), as_numpy(boxes, real), scale, rules,
         block, as_numpy(sums))  # fmt: skip
     if channels_last:
         return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import jit
-from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
 from triops._cpu.rois import check_images, worth_tiles
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, take_maxima, transpose
@@ -37,7 +37,7 @@ class Rules(NamedTuple):
 
 def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
     real = compute_dtype(input.dtype)
-    boxes = as_numpy(boxes.to(real))
+    boxes = as_numpy(boxes, real)
     check_images("roi_pool", boxes, input.shape[0])
     output, argmax = empty_outputs(input, boxes, pooled_height, pooled_width)
     if input.numel() == 0 or output.numel() == 0:
@@ -49,7 +49,7 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
     batch, channels, height, width = input.shape
     rules = Rules(batch, channels, height, width, pooled_height, pooled_width, layout == torch.channels_last)
     reads = PIXELS * len(boxes) * pooled_height * pooled_width
-    operands = flat(input.to(real), layout), boxes, np.array([spatial_scale], boxes.dtype), rules
+    operands = flat(input, layout, real), boxes, np.array([spatial_scale], boxes.dtype), rules
     outputs = flat(values, layout), flat(argmax, layout)
     if not rules.channels_last and worth_tiles(reads, batch, height, width):
         work = LANES * (height * width + reads // batch)
@@ -64,21 +64,18 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
 def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels_last):
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    boxes = as_numpy(boxes.to(real))
+    boxes = as_numpy(boxes, real)
     check_images("roi_pool_backward", boxes, batch)
-    out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
-    if out.numel() == 0 or grad_output.numel() == 0:
-        return out.zero_()
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    rules = Rules(batch, channels, height, width, rows, columns, channels_last)
-    sums = zeros(out.numel(), dtype=real)
-    block = 4 * BLOCK if channels_last else BLOCK
-    grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
-    run(_give_back, batch * -(-channels // block), grain, flat(grad_output.to(real), layout),
-        boxes, flat(argmax, layout), rules, block, as_numpy(sums))  # fmt: skip
-    if channels_last:
-        return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
-    return sums.view(out.shape).to(grad_output.dtype)
+    sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
+    if sums.numel() > 0 and grad_output.numel() > 0:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        rules = Rules(batch, channels, height, width, rows, columns, channels_last)
+        # Of a channels-last gradient every block reads the same lines: as few blocks as there are threads.
+        block = max(4 * BLOCK, channels // torch.get_num_threads()) if channels_last else BLOCK
+        grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
+        run(_give_back, batch * -(-channels // block), grain, flat(grad_output, layout, real), boxes,
+            flat(argmax, layout), rules, block, flat(sums, layout))  # fmt: skip
+    return sums.to(grad_output.dtype)
 
 
 @jit

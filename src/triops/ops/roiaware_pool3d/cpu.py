@@ -30,7 +30,7 @@ def roiaware_pool3d_forward(
 ):  # fmt: skip
     real = compute_dtype(points.dtype)
     count, total, channels = rois.shape[0], out_x * out_y * out_z, features.shape[1]
-    rois_np, points_np = as_numpy(rois.to(real)), np.ascontiguousarray(as_numpy(points.to(real)).T)
+    rois_np, points_np = as_numpy(rois, real), np.ascontiguousarray(as_numpy(points, real).T)
     # Zeroed by the system page by page when first touched, which most of the lists never are.
     lists = np.zeros((count, total, max_points_per_voxel), np.int32)
     pooled, argmax = zeros(count, total, channels, dtype=features.dtype), minus_ones(count, total, channels)

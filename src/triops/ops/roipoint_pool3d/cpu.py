@@ -19,7 +19,7 @@ def roipoint_pool3d(points, features, boxes, count, z_origin, margin):
     indices = torch.empty((batch, number, count), dtype=torch.int32)
     pooled = torch.empty((batch, number, count, 3 + channels), dtype=features.dtype)
     in_huge_pages(pooled)
-    place = as_numpy(points.to(real))
+    place = as_numpy(points, real)
     box = as_numpy(boxes.to(real).reshape(batch * number, 7))
     bits = f"i{features.element_size()}"  # elements are moved, whatever they mean
     moved = (as_bits(t).view(bits) for t in (points.to(features.dtype), features, pooled))

@@ -1,8 +1,9 @@
 """Sparse convolution on CPU: block by block of output rows, offset by offset, sums stay in cache.
 
 A plan of pairs lists the pairs of each offset by ascending output row: those of a block of rows are a run that a binary
-search finds. The runs of a block are first copied end to end, and checked on the way, so that the products run through
-one list that lies in cache and know which row comes next. Every output is summed in the order of the offsets, by one
+search finds. The forward first copies the runs of a block end to end, and checks them on the way, so that the products
+run through one list that lies in cache and know which row comes next; a weight gradient, which needs no pairs that fill
+up, checks the runs and reads them where they are. Every output is summed in the order of the offsets, by one
 thread: the same bits on every run and with any number of threads, and nothing to lock.
 """
 
@@ -23,8 +24,8 @@ from triops._dtypes import compute_dtype
 from triops.ops.rulebook.cpu import pack
 from triops.ops.rulebook.plans import Pairs
 
-SUMS = 32_768  # of a block of output rows, which stay in cache
-BLOCK = 512  # output rows of a weight gradient whose pairs are read at a time
+SUMS = 32_768  # numbers in a block of output rows, which stay in cache
+BLOCK = 512  # output rows of a weight gradient whose pairs are found at a time, at least
 TOGETHER = 6  # pairs of one offset that share each vector of the weight
 LINES = 4  # output channels of a weight gradient that share each vector of a row
 PRODUCTS = 2_000_000  # of two numbers, worth a thread
@@ -52,7 +53,7 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, a
     matrices = _by_lanes(weight.detach().flip(1) if flip else weight.detach(), real)
     start = np.zeros(_padded(channels), matrices.dtype)
     if bias is not None:
-        start[:channels] = as_numpy(bias.to(real))
+        start[:channels] = as_numpy(bias, real)
     block = max(SUMS // max(len(start), 1), 64)
     blocks, foreign = -(-gather.shape[1] // block), np.zeros(1, np.uint8)
     residual = out[:0] if residual is None else residual
@@ -70,11 +71,12 @@ def sparse_conv_backward_weight(features, grad_output, gather, scatter, mirrored
     packed, counts = _pairs("sparse_conv_backward_weight", gather, features.shape[0], pairs)
     rows = _rows(features, real, _padded(channels))
     # As many parts whatever the number of threads, so that the sum does not depend on it.
-    blocks, foreign = -(-gather.shape[1] // BLOCK), np.zeros(1, np.uint8)
+    block = max(SUMS // max(rows.shape[1], 1), BLOCK)
+    blocks, foreign = -(-gather.shape[1] // block), np.zeros(1, np.uint8)
     parts = zeros(min(PARTS, blocks), offsets, grad_output.shape[1], rows.shape[1], dtype=real)
     run(
         _backward_weight, len(parts), _grain(counts, len(parts), grad_output.shape[1] * channels),
-        blocks, packed, counts, rows, _rows(grad_output, real), parts.numpy(), foreign,
+        blocks, block, packed, counts, rows, _rows(grad_output, real), parts.numpy(), foreign,
     )  # fmt: skip
     _refuse_foreign("sparse_conv_backward_weight", foreign)
     grad = parts.numpy().sum(0)
@@ -144,7 +146,7 @@ def _forward(begin, end, size, packed, counts, source, matrices, bias, residual,
         for o in range(count):
             for lane in range(0, groups * LANES, LANES):
                 copy_vector(flat, o * groups * LANES + lane, bias, lane)
-        if _read(packed, counts, origin, count, source.shape[0], origin, size, TOGETHER, cursors, rows, places, ends):
+        if _read(packed, counts, origin, count, source.shape[0], size, TOGETHER, cursors, rows, places, ends):
             start = 0
             for k in range(offsets):
                 for group in range(groups):
@@ -165,26 +167,17 @@ def _room(offsets, size):
 
 
 @jit
-def _read(packed, counts, origin, count, limit, base, filler, multiple, cursors, rows, places, ends):
+def _read(packed, counts, origin, count, limit, filler, multiple, cursors, rows, places, ends):
     """Copy the pairs of outputs [origin, origin + count) offset by offset into `rows` and `places`, outputs less
-    `base`; each offset is filled up to a multiple of pairs with row 0 and the place `filler`.
+    `origin`; each offset is filled up to a multiple of pairs with row 0 and the place `filler`.
 
     -> whether all lie within the block and the inputs: whoever made the plan, memory stays sound.
     """
     n, good = 0, True
-    plan, columns = packed.reshape(-1), np.uint64(packed.shape[2])
     for k in range(len(ends)):
-        outputs, inputs, total = packed[k, 0], packed[k, 1], min(np.intp(counts[k]), packed.shape[2])
-        start = cursors[k]
-        if start < 0 or (start < total and outputs[start] < origin):  # the first block, or not the one behind the last
-            start = _first_not_below(outputs, max(start, 0), total, origin)
-        stop = _first_not_below(outputs, start, min(start + count, total), origin + count)
+        start, stop = _find_run(packed, counts, k, origin, count, cursors[k])
         cursors[k] = stop
-        ahead = np.uint64(2 * k) * columns + np.uint64(stop)
-        for line in range(ahead, ahead + np.uint64(stop - start + 16), np.uint64(16)):  # of the next block
-            prefetch(plan, line)
-            prefetch(plan, line + columns)
-        good &= _copy(outputs, inputs, start, stop, origin, count, limit, base, places, rows, n)
+        good &= _copy(packed[k, 0], packed[k, 1], start, stop, origin, count, limit, places, rows, n)
         n += stop - start
         while n % multiple:
             places[n], rows[n] = filler, 0
@@ -194,14 +187,43 @@ def _read(packed, counts, origin, count, limit, base, filler, multiple, cursors,
 
 
 @jit
-def _copy(outputs, inputs, start, stop, origin, count, limit, base, places, rows, n):
-    """Copy pairs [start, stop) to places and rows [n, ...). -> whether all lie within the block and the inputs"""
+def _find_run(packed, counts, k, origin, count, cursor):
+    """The pairs [start, stop) of offset k with outputs [origin, origin + count). The next block's are requested.
+
+    cursor: where the run of the block before ended, or -1 for the first block.
+    """
+    outputs, total = packed[k, 0], min(np.intp(counts[k]), packed.shape[2])
+    start = cursor
+    if start < 0 or (start < total and outputs[start] < origin):  # the first block, or not the one behind the last
+        start = _first_not_below(outputs, max(start, 0), total, origin)
+    stop = _first_not_below(outputs, start, min(start + count, total), origin + count)
+    plan, columns = packed.reshape(-1), np.uint64(packed.shape[2])
+    ahead = np.uint64(2 * k) * columns + np.uint64(stop)
+    for line in range(ahead, ahead + np.uint64(stop - start + 16), np.uint64(16)):
+        prefetch(plan, line)
+        prefetch(plan, line + columns)
+    return start, stop
+
+
+@jit
+def _copy(outputs, inputs, start, stop, origin, count, limit, places, rows, n):
+    """Copy pairs [start, stop) to places and rows [n, ...), outputs less `origin`. -> as `_check_run`"""
     bad, shift = False, np.uint64(n) - np.uint64(start)
-    low, high, less, limit = np.int32(origin), np.int32(origin + count), np.int32(base), np.int32(limit)
+    low, high, limit = np.int32(origin), np.int32(origin + count), np.int32(limit)
     for j in range(np.uint64(start), np.uint64(stop)):
         bad |= (outputs[j] < low) | (outputs[j] >= high) | (inputs[j] < 0) | (inputs[j] >= limit)
-        places[j + shift] = outputs[j] - less
+        places[j + shift] = outputs[j] - low
         rows[j + shift] = inputs[j]
+    return not bad
+
+
+@jit
+def _check_run(packed, k, start, stop, origin, count, limit):
+    """Whether the pairs [start, stop) of offset k lie within outputs [origin, origin + count) and `limit` inputs."""
+    outputs, inputs, bad = packed[k, 0], packed[k, 1], False
+    low, high, limit = np.int32(origin), np.int32(origin + count), np.int32(limit)
+    for j in range(np.uint64(start), np.uint64(stop)):
+        bad |= (outputs[j] < low) | (outputs[j] >= high) | (inputs[j] < 0) | (inputs[j] >= limit)
     return not bad
 
 
@@ -279,23 +301,27 @@ def _first_not_below(ascending, low, high, value):
 
 
 @jit
-def _backward_weight(begin, end, blocks, packed, counts, rows, given, parts, foreign):
-    """Parts [begin, end) of the gradient, each the sum over its share of the blocks."""
+def _backward_weight(begin, end, blocks, size, packed, counts, rows, given, parts, foreign):
+    """Parts [begin, end) of the gradient, each the sum over its share of the blocks of `size` output rows."""
     offsets, lines = parts.shape[1], parts.shape[2]
-    inputs, outputs, ends, cursors = _room(offsets, BLOCK)
-    flat = rows.reshape(-1)
+    cursors, starts = np.full(offsets, -1, np.intp), np.empty(offsets, np.intp)
+    flat, width = rows.reshape(-1), np.uint64(rows.shape[1])
     for part in range(begin, end):
         for block in range(part * blocks // parts.shape[0], (part + 1) * blocks // parts.shape[0]):
-            origin = block * BLOCK
-            count = min(BLOCK, given.shape[0] - origin)
-            if not _read(packed, counts, origin, count, rows.shape[0], 0, 0, 1, cursors, inputs, outputs, ends):
+            origin = block * size
+            count, good = min(size, given.shape[0] - origin), True
+            for k in range(offsets):
+                starts[k], cursors[k] = _find_run(packed, counts, k, origin, count, cursors[k])
+                good &= _check_run(packed, k, starts[k], cursors[k], origin, count, rows.shape[0])
+            if not good:
                 foreign[0] = 1
                 continue
-            start = 0
             for k in range(offsets):
-                stop, sums = ends[k], parts[part, k]
-                for j in range(stop, min(stop + 64, ends[-1])):  # of the next offset
-                    prefetch(flat, np.uint64(inputs[j]) * np.uint64(rows.shape[1]))
+                outputs, inputs, start, stop = packed[k, 0], packed[k, 1], starts[k], cursors[k]
+                if k + 1 < offsets:
+                    for j in range(starts[k + 1], min(starts[k + 1] + 64, cursors[k + 1])):
+                        prefetch(flat, np.uint64(packed[k + 1, 1, j]) * width)
+                sums = parts[part, k]
                 for lane in range(0, rows.shape[1], LANES):
                     for line in range(0, lines, LINES):
                         if line + LINES <= lines:
@@ -304,4 +330,3 @@ def _backward_weight(begin, end, blocks, packed, counts, rows, given, parts, for
                         else:
                             for one in range(line, lines):
                                 add_outer_products(sums, (one,), lane, given, outputs, rows, inputs, start, stop)
-                start = stop

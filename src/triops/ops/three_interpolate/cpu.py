@@ -48,7 +48,7 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
     if of_weights:
         products = zeros(*weights.shape, dtype=real)
         rows = (t if channels_last else t.mT for t in (features, grad_output))  # copied where they lie in planes
-        source, grad = (as_numpy(t.to(real)) for t in rows)
+        source, grad = (as_numpy(t, real) for t in rows)
         run(_multiply, batch * places, max(1, ELEMENTS // max(channels, 1)), source, grad, index, products.numpy())
         grad_weights = products.to(weights.dtype)
     return sums.to(features.dtype), grad_weights
@@ -57,7 +57,7 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
 def _as_arrays(features, indices, weights):
     """In the dtype that is computed in; indices int32."""
     real = compute_dtype(features.dtype)
-    return as_numpy(features.to(real)), as_numpy(indices.int()), as_numpy(weights.to(real))
+    return as_numpy(features, real), as_numpy(indices.int()), as_numpy(weights, real)
 
 
 @jit

@@ -19,7 +19,7 @@ def vector_pool_pairs(points, centers, offsets, center_offsets, radius, grid, k,
     check_ascending("vector_pool", "offsets", offsets, len(points))
     check_ascending("vector_pool", "center_offsets", center_offsets, len(centers))
     real = compute_dtype(points.dtype)
-    place, center = (as_numpy(t.to(real)) for t in (points, centers))
+    place, center = (as_numpy(t, real) for t in (points, centers))
     ranges = (r.numpy() for r in ranges_of_centers(len(points), len(centers), offsets, center_offsets))
     reach = place.dtype.type(radius)
     # Points of a row: as many as there are, or k.

@@ -51,7 +51,7 @@ def voxelize_padded(points, voxel_size, point_range, max_points, max_voxels):
 
 def _parameters(points, voxel_size, point_range):
     """-> points, lower corner, voxel size and grid, in the dtype that cells are computed in."""
-    xyz = as_numpy(points.to(compute_dtype(points.dtype)))
+    xyz = as_numpy(points, compute_dtype(points.dtype))
     return xyz, *(
         np.array(values, xyz.dtype) for values in (point_range[:3], voxel_size, grid_size(voxel_size, point_range))
     )
