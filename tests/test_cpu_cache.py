@@ -154,6 +154,14 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_the_kernel_runs(failu
         assert done.stdout.count("cannot be kept") == 1, done.stdout
 
 
+def test_a_cache_that_cannot_even_be_made_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "cache_directory", lambda: str(tmp_path / "file" / "kernels"))
+    monkeypatch.setattr(cache, "_warned", False)
+    with pytest.warns(RuntimeWarning, match="compiled CPU kernels cannot be kept"):
+        cache.keep_compiled(drop_repeated)
+
+
 def test_a_cache_file_that_is_no_cache_file_is_compiled_anew(tmp_path: Path) -> None:
     for content in (None, b"", b"not a pickle"):
         for path in tmp_path.rglob("*.nb[ic]"):
