@@ -303,14 +303,15 @@ def _allowed_sum(got: Tensor, expected: Tensor, exact: Tensor) -> Tensor:
     """The value nearest to `got` that a sum may have.
 
     Of terms that cancel the reference keeps no more digits than a kernel, so an answer may be as far from the exact one
-    as anything that the reference itself says in its row. Which of inf and NaN a sum is depends on the order of its
-    terms.
+    as anything that the reference itself says in its row, or in its map where an output has one per element. Which of
+    inf and NaN a sum is depends on the order of its terms.
     """
     if not expected.is_floating_point() or expected.dim() == 0 or expected.numel() == 0:
         return exact
     g, e, x = got.to(expected.device).double(), expected.double(), exact.double()
     known = e.isfinite() & x.isfinite()
-    rounding = torch.where(known, e - x, 0).abs().amax(-1, keepdim=True)
+    axes = (1, 2, 3) if e.dim() == 4 else -1
+    rounding = torch.where(known, e - x, 0).abs().amax(axes, keepdim=True)
     allowed = torch.where(known, g.clamp(x - rounding, x + rounding), e)
     return torch.where(g.isfinite() | e.isfinite(), allowed, g).to(expected.dtype)
 
