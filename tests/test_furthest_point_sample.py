@@ -51,6 +51,13 @@ def test_distances_that_overflow_are_equal(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_points_infinitely_far_from_each_other_come_in_their_order(backend: str) -> None:
+    order = torch.randperm(5000, generator=torch.Generator().manual_seed(0))  # more than a block of groups
+    cloud = on_a_line(*(order * 1e20).tolist())  # the squares of all gaps overflow
+    assert sampled(backend, cloud, 20) == [*range(20)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_any_number_of_columns_counts(backend: str) -> None:
     cloud = torch.cat([on_a_line(0, 1, 2), torch.tensor([[0.0], [9], [0]])], 1)
     assert sampled(backend, cloud, 3) == [0, 1, 2]

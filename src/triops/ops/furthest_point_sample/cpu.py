@@ -90,8 +90,10 @@ def _sample(points, bits, out):
     # The largest distance to the nearest sample, and the lowest row that has it, of groups and of blocks.
     group_most, group_row = np.full((blocks, GROUP), -1, points.dtype), np.full((blocks, GROUP), NO_ROW, np.int32)
     block_most, block_row = np.full(blocks, np.inf, points.dtype), np.full(blocks, NO_ROW, np.int32)
-    for i in range(0, valid, GROUP):
-        group_most[i // (GROUP * GROUP), i // GROUP % GROUP] = np.inf
+    for i in range(valid):  # of those that every sample so far is infinitely far from, too: they are not visited
+        b, g = i // (GROUP * GROUP), i // GROUP % GROUP
+        group_most[b, g], group_row[b, g] = np.inf, minimum(group_row[b, g], rows[i])
+        block_row[b] = minimum(block_row[b], rows[i])
     # Distances are not negative, and such floats are ordered as their bits are: LLVM vectorises a maximum of integers.
     nearest_bits, group_bits = nearest.view(bits.dtype), group_most.view(bits.dtype)
     block_bound, group_bound = np.empty(blocks, points.dtype), np.empty(GROUP, points.dtype)
