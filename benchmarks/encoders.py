@@ -1,6 +1,7 @@
 """Whole sparse networks on a GPU, triops plain, fused and captured against spconv: time, launches and memory.
 
     python benchmarks/encoders.py [--json FILE] [--only WORDS]
+    python benchmarks/encoders.py --cpu [--json FILE]   # on a CPU, plain against fused, on one and on two threads
     python benchmarks/encoders.py --first           # seconds of a first inference; TRITON_CACHE_DIR says how cold it is
     python benchmarks/encoders.py --counts 1000     # random numbers of sites: captured is eager, and nothing compiles
 
@@ -29,9 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import triops.nn
 from triops import scenes
+from triops.acceptance.results import environment
 
 # A synthetic sweep in the grid of CenterPoint on nuScenes.
 HERE = Path(__file__).parent
+ROUNDS = 25
 VOXEL_SIZE, RANGE, SHAPE = [0.075, 0.075, 0.2], [-54, -54, -5, 54, 54, 3], [41, 1440, 1440]
 # Voxels wanted of one sweep: points that a sweep needs for them.
 POINTS = {19_414: 22_000, 41_054: 51_000, 46_304: 59_000, 46_305: 59_000, 59_563: 83_000, 119_761: 272_414}
@@ -124,7 +127,7 @@ def voxels(count: int, batch: int) -> torch.Tensor:
         coords = triops.voxelize(points, VOXEL_SIZE, RANGE, 1, wanted)[1]
         assert len(coords) == wanted, f"{len(coords)} voxels, {wanted} wanted: POINTS needs more"
         found.append(torch.cat([torch.full_like(coords[:, :1], b), coords], 1))
-    return torch.cat(found).cuda()
+    return torch.cat(found)
 
 
 class Case:
@@ -134,8 +137,8 @@ class Case:
                  train: bool, state: dict[str, Any] | None) -> None:  # fmt: skip
         torch.manual_seed(0)
         self.lib, self.sites, self.batch, self.half, self.train = lib, sites, batch, half, train
-        self.network = make(lib).cuda()
-        self.features = torch.randn(len(sites), 4, generator=torch.Generator().manual_seed(1)).cuda()
+        self.network = make(lib).to(sites.device)
+        self.features = torch.randn(len(sites), 4, generator=torch.Generator().manual_seed(1)).to(sites.device)
         if state is None:
             self._settle()
         else:
@@ -200,7 +203,7 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name, make, count, batch, half, train in plans:
         if options.only not in name:
             continue
-        sites = voxels(count, batch)
+        sites = voxels(count, batch).cuda()
         cases: dict[str, Case] = {}
         state: dict[str, Any] | None = None
         for library, lib in libraries.items():
@@ -234,7 +237,7 @@ def measured(cases: dict[str, Case]) -> dict[str, Any]:
         )
         result[name]["difference"] = float(f"{float(difference):.2g}")
     times: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(25):
+    for _ in range(ROUNDS):
         for name, case in cases.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -255,6 +258,28 @@ def busy(case: Case) -> tuple[float, int]:
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     return round(sum(event.device_time for event in kernels) / 1e3, 3), len(kernels)
+
+
+def cpu_rows() -> list[dict[str, Any]]:
+    """SECOND's encoder on a CPU: ms of a plain and of a fused call, medians of calls in turn, and plain over fused."""
+    library = importlib.import_module("triops.spconv.pytorch")
+    found = []
+    for threads, count in itertools.product((1, 2), (19_414, 59_563, 119_761)):
+        torch.set_num_threads(threads)
+        plain = Case(library, second, voxels(count, 1), 1, False, False, None)
+        both = {"plain": plain.network, "fused": triops.nn.fuse(plain.network)}
+        times: dict[str, list[float]] = {name: [] for name in both}
+        for turn in range(3 + ROUNDS):
+            for name, plain.run in both.items():
+                start = time.perf_counter()
+                plain()
+                if turn >= 3:
+                    times[name].append((time.perf_counter() - start) * 1e3)
+        wall = {f"{name}_ms": round(statistics.median(samples), 1) for name, samples in times.items()}
+        ratio = round(statistics.median(p / f for p, f in zip(times["plain"], times["fused"], strict=True)), 2)
+        found.append({"network": "SECOND inference fp32", "voxels": count, "threads": threads, **wall, "ratio": ratio})
+        print(json.dumps(found[-1]), flush=True)
+    return found
 
 
 def first() -> None:
@@ -318,7 +343,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name holds this, such as inference or training amp")
     parser.add_argument("--first", action="store_true", help="time a first inference and no more")
     parser.add_argument("--counts", type=int, help="so many random numbers of sites and no more")
+    parser.add_argument("--cpu", action="store_true", help="plain against fused on a CPU")
     options = parser.parse_args()
+    if options.cpu:
+        store(options.json, environment()["cpu"], cpu_rows())
+        return 0
     if not torch.cuda.is_available():
         print("benchmarks/encoders.py needs a GPU")
         return 0
@@ -329,11 +358,14 @@ def main() -> int:
     if options.counts:
         counts(options.counts)
         return 0
-    found = rows(options)
-    if options.json:
-        machine = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}
-        options.json.write_text(json.dumps({**machine, "rows": found}, indent=1) + "\n")
+    store(options.json, torch.cuda.get_device_name(), rows(options))
     return 0
+
+
+def store(file: Path | None, machine: str, found: list[dict[str, Any]]) -> None:
+    if file:
+        facts = {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+        file.write_text(json.dumps({**facts, "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

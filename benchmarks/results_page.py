@@ -320,7 +320,7 @@ def _number(value: float | None) -> str:
 
 
 def speed() -> str:
-    """docs/speed.md with the table of whole encoders between its two marks."""
+    """docs/speed.md with the tables of whole encoders, on a GPU and on a CPU, between their marks."""
     kinds = ["triops", "fused", "captured", "spconv"]
     columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
     lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
@@ -332,8 +332,16 @@ def speed() -> str:
         wall = row["spconv"]["wall_ms"]
         cells.insert(1, " / ".join(f"{wall / row[k]['wall_ms']:.2f}" if k in row else "-" for k in kinds[:3]))
         lines.append(f"| {row['network']}, {row['voxels']:,} voxels | {' | '.join(cells)} |")
-    before, rest = SPEED.read_text(encoding="utf-8").split("<!-- encoders -->\n")
-    return f"{before}<!-- encoders -->\n" + "\n".join(lines) + "\n<!-- end -->\n" + rest.split("<!-- end -->\n")[1]
+    on_cpu = ["| | threads | plain, ms | fused, ms | plain over fused |", "| --- | --- | --- | --- | --- |"]
+    for row in json.loads((RESULTS / "encoders" / "cpu.json").read_text())["rows"]:
+        cells = f"{row['threads']} | {row['plain_ms']:.0f} | {row['fused_ms']:.0f} | {row['ratio']:.2f}"
+        on_cpu.append(f"| {row['network']}, {row['voxels']:,} voxels | {cells} |")
+    text = SPEED.read_text(encoding="utf-8")
+    for mark, table in (("encoders", lines), ("encoders on a CPU", on_cpu)):
+        before, rest = text.split(f"<!-- {mark} -->\n")
+        behind = rest.split(f"<!-- end of {mark} -->\n")[1]
+        text = "\n".join([f"{before}<!-- {mark} -->", *table, f"<!-- end of {mark} -->\n"]) + behind
+    return text
 
 
 def main() -> int:
