@@ -196,6 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     timer = "processor time of one thread, fastest of calls in turn: benchmarks/cpu.py"
+    options.out.mkdir(parents=True, exist_ok=True)
     head = {"machine": options.machine, "date": options.date, "torch": torch.__version__, "numba": numba.__version__}
     for folder in options.folders:
         cases = []
