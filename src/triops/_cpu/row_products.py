@@ -6,6 +6,7 @@ where they lie. The vectors are spelled out because LLVM does not find them: to 
 inputs.
 """
 
+import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -13,6 +14,17 @@ from numba.extending import intrinsic
 from triops._cpu.vectors import LANES, Array, splat
 
 TOGETHER = 4  # sums that share each vector loaded: they and it fit 16 registers of AVX2
+
+
+def by_lanes(matrices):
+    """Matrices [..., M, C] as `add_products` reads them: [all of them, groups of LANES lines of M, C, LANES], with zeros
+    behind the last line. A copy by NumPy: torch would wake its threads, which are then in the way of the kernel's."""
+    *outer, lines, channels = matrices.shape
+    found = np.zeros((*outer, -(-lines // LANES), channels, LANES), matrices.dtype)
+    for group, first in enumerate(range(0, lines, LANES)):
+        some = matrices[..., first : first + LANES, :]
+        found[..., group, :, : some.shape[-2]] = some.swapaxes(-1, -2)
+    return found.reshape(-1, *found.shape[-3:])
 
 
 @intrinsic

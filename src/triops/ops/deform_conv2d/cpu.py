@@ -14,7 +14,7 @@ import torch
 
 from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
-from triops._cpu.row_products import TOGETHER, add_dot_products, add_outer_products, add_products
+from triops._cpu.row_products import TOGETHER, add_dot_products, add_outer_products, add_products, by_lanes
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, transpose
 from triops._dtypes import compute_dtype
@@ -42,7 +42,7 @@ def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
         return empty_like_format(shape, input.dtype, input).copy_(filled)
     run(
         _forward, *_blocks(sizes), _rows(input, real).reshape(-1), moved, masks,
-        _by_lanes(_matrices(weight, sizes, real)), shift.reshape(sizes.groups, -1),
+        by_lanes(_matrices(weight, sizes, real)), shift.reshape(sizes.groups, -1),
         _plan(sizes, stride, padding, dilation), channels_last, out.view(-1).numpy(),
     )  # fmt: skip
     return (out.permute(0, 3, 1, 2) if channels_last else out).to(input.dtype)
@@ -61,7 +61,7 @@ def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, d
     given = np.ascontiguousarray(given.swapaxes(0, 1))  # [groups, B * OH * OW, N / groups]
     found = [*grads]
     if of_inputs:
-        found[:3] = _of_inputs(sizes, maps, moved, masks, given, _by_lanes(matrices.swapaxes(2, 3)), plan, real)
+        found[:3] = _of_inputs(sizes, maps, moved, masks, given, by_lanes(matrices.swapaxes(2, 3)), plan, real)
         if format_of(grads[0]) != torch.channels_last:
             planes = _transposed(found[0].numpy(), sizes.batch, sizes.height * sizes.width, sizes.channels)
             found[0] = torch.from_numpy(planes).view(input.shape)
@@ -137,14 +137,6 @@ def _matrices(weight, sizes, real):
     """The weight as an array [taps, groups, N / groups, C / groups]"""
     shape = sizes.groups, sizes.outputs // sizes.groups, sizes.channels // sizes.groups, sizes.taps
     return as_numpy(weight, real).reshape(shape).transpose(3, 0, 1, 2)
-
-
-def _by_lanes(matrices):
-    """matrices [taps, groups, M, K] -> [taps * groups, pieces of LANES of M, K, LANES], filled up with zeros"""
-    taps, groups, lines, summed = matrices.shape
-    padded = np.zeros((taps, groups, summed, -(-lines // LANES) * LANES), matrices.dtype)
-    padded[..., :lines] = matrices.swapaxes(2, 3)
-    return np.ascontiguousarray(padded.reshape(taps * groups, summed, -1, LANES).swapaxes(1, 2))
 
 
 def _rows(maps, real):

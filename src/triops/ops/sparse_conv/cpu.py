@@ -17,7 +17,7 @@ from triops._cpu.half import as_bits, narrow, widen
 from triops._cpu.intrinsics import prefetch
 from triops._cpu.jit import jit
 from triops._cpu.memory import as_numpy, in_huge_pages, zeros
-from triops._cpu.row_products import add_outer_products, add_products
+from triops._cpu.row_products import add_outer_products, add_products, by_lanes
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, copy_vector
 from triops._dtypes import compute_dtype
@@ -50,7 +50,8 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, a
     out = torch.empty(gather.shape[1], channels, dtype=features.dtype)
     in_huge_pages(out)
     packed, counts = _pairs(operator, gather, features.shape[0], pairs)
-    matrices = _by_lanes(weight.detach().flip(1) if flip else weight.detach(), real)
+    matrices = as_numpy(weight, real).swapaxes(0, 1)  # [K, Cout, Cin]
+    matrices = by_lanes(matrices[::-1] if flip else matrices)
     start = np.zeros(_padded(channels), matrices.dtype)
     if bias is not None:
         start[:channels] = as_numpy(bias, real)
@@ -100,14 +101,6 @@ def _refuse_foreign(operator, foreign):
 def _grain(counts, pieces, products):
     """How many of so many pieces of the work are worth a thread, with so many products per pair."""
     return max(1, PRODUCTS * pieces // max(1, int(counts.sum(dtype=np.int64)) * products))
-
-
-def _by_lanes(weight, real):
-    """weight [Cout, K, Cin] -> [K, groups of LANES outputs, Cin, LANES], filled up with zeros"""
-    channels, taps, inputs = weight.shape
-    padded = torch.zeros(_padded(channels), taps, inputs, dtype=real)
-    padded[:channels] = weight
-    return padded.unflatten(0, (-1, LANES)).permute(2, 0, 3, 1).contiguous().numpy()
 
 
 def _padded(channels):
