@@ -17,8 +17,8 @@ TOGETHER = 4  # sums that share each vector loaded: they and it fit 16 registers
 
 
 def by_lanes(matrices):
-    """Matrices [..., M, C] as `add_products` reads them: [all of them, groups of LANES lines of M, C, LANES], with zeros
-    behind the last line. A copy by NumPy: torch would wake its threads, which are then in the way of the kernel's."""
+    """Matrices [..., M, C] as `add_products` reads them: [all of them, groups of LANES lines of M, C, LANES], with
+    zeros behind the last line. NumPy copies: torch would wake its threads, which are in the way of the kernel's."""
     *outer, lines, channels = matrices.shape
     found = np.zeros((*outer, -(-lines // LANES), channels, LANES), matrices.dtype)
     for group, first in enumerate(range(0, lines, LANES)):
