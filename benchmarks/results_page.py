@@ -59,9 +59,9 @@ noisy: ratios differ by 0.2 and more between runs.
 
 EAGER_WORDS = """
 Microseconds of a plain call in a loop, host work included, small sizes and large ones, against the compiled kernels of
-mmcv, called through its Python layer, and of torchvision. The shapes are the same at every call: from the 17th on
-triops repeats what it did on the host. **forward and backward** includes a sum and autograd's own work; a gradient of
-triops goes through Python, one of torchvision does not.
+mmcv, called through its Python layer, and of torchvision: `benchmarks/eager.py`. The shapes are the same at every call:
+from the 17th on triops repeats what it did on the host. **forward and backward** includes a sum and autograd's own
+work; a gradient of triops goes through Python, one of torchvision does not.
 """
 
 NETWORK_WORDS = """
