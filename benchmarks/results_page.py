@@ -1,4 +1,4 @@
-"""Write docs/results.md, its chart and the table of docs/speed.md from benchmarks/results.
+"""Write docs/results.md, its chart and the tables of all pages that have marks for them from benchmarks/results.
 
     python benchmarks/results_page.py [--check]
 
@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+import trials
+
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
-SPEED = ROOT / "docs" / "speed.md"
 CHART = ROOT / "docs" / "images" / "results.svg"
 
 HEAD = """# Measured results
@@ -319,8 +320,8 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def speed() -> str:
-    """docs/speed.md with the tables of whole encoders, on a GPU and on a CPU, between their marks."""
+def encoders() -> dict[str, str]:
+    """The tables of whole encoders on docs/speed.md, on a GPU and on a CPU."""
     kinds = ["triops", "fused", "captured", "spconv"]
     columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
     lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
@@ -336,17 +337,14 @@ def speed() -> str:
     for row in json.loads((RESULTS / "encoders" / "cpu.json").read_text())["rows"]:
         cells = f"{row['threads']} | {row['plain_ms']:.0f} | {row['fused_ms']:.0f} | {row['ratio']:.2f}"
         on_cpu.append(f"| {row['network']}, {row['voxels']:,} voxels | {cells} |")
-    text = SPEED.read_text(encoding="utf-8")
-    for mark, table in (("encoders", lines), ("encoders on a CPU", on_cpu)):
-        before, rest = text.split(f"<!-- {mark} -->\n")
-        behind = rest.split(f"<!-- end of {mark} -->\n")[1]
-        text = "\n".join([f"{before}<!-- {mark} -->", *table, f"<!-- end of {mark} -->\n"]) + behind
-    return text
+    return {"encoders": "\n".join(lines) + "\n", "encoders on a CPU": "\n".join(on_cpu) + "\n"}
 
 
 def main() -> int:
     stale = False
-    for path, fresh in ((PAGE, page()), (CHART, chart()), (SPEED, speed())):
+    computed = encoders()
+    with_tables = [(path, trials.filled(path, computed)) for path in trials.pages()]
+    for path, fresh in ((PAGE, page()), (CHART, chart()), *with_tables):
         old = path.is_file() and path.read_text(encoding="utf-8") == fresh
         if "--check" in sys.argv[1:]:
             stale |= not old
