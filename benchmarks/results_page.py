@@ -324,9 +324,10 @@ def encoders() -> dict[str, str]:
     """The tables of whole encoders on docs/speed.md, on a GPU and on a CPU."""
     kinds = ["triops", "fused", "captured", "spconv"]
     columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
+    gpu, cpu = (json.loads((RESULTS / "encoders" / name).read_text()) for name in ("h200.json", "cpu.json"))
     lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
-    for row in json.loads((RESULTS / "encoders" / "h200.json").read_text())["rows"]:
+    for row in gpu["rows"]:
         cells = [
             " / ".join(form.format(row[kind][key]) if kind in row else "-" for kind in kinds) for key, form in columns
         ]
@@ -334,10 +335,18 @@ def encoders() -> dict[str, str]:
         cells.insert(1, " / ".join(f"{wall / row[k]['wall_ms']:.2f}" if k in row else "-" for k in kinds[:3]))
         lines.append(f"| {row['network']}, {row['voxels']:,} voxels | {' | '.join(cells)} |")
     on_cpu = ["| | threads | plain, ms | fused, ms | plain over fused |", "| --- | --- | --- | --- | --- |"]
-    for row in json.loads((RESULTS / "encoders" / "cpu.json").read_text())["rows"]:
+    for row in cpu["rows"]:
         cells = f"{row['threads']} | {row['plain_ms']:.0f} | {row['fused_ms']:.0f} | {row['ratio']:.2f}"
         on_cpu.append(f"| {row['network']}, {row['voxels']:,} voxels | {cells} |")
-    return {"encoders": "\n".join(lines) + "\n", "encoders on a CPU": "\n".join(on_cpu) + "\n"}
+    tables = (("encoders", lines, gpu), ("encoders on a CPU", on_cpu, cpu))
+    return {name: "\n".join(table) + f"\n\n<small>{_taken(file)}</small>\n" for name, table, file in tables}
+
+
+def _taken(file: dict[str, Any]) -> str:
+    """Where, when and with what, in a line."""
+    versions = [f"{name} {file[name]}" for name in ("torch", "triton", "spconv") if name in file]
+    note = f" {_sentence(file['note'])}." if file.get("note") else ""
+    return f"{file['machine']}, {', '.join([file['date'], *versions])}.{note}"
 
 
 def main() -> int:

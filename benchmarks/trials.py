@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TRIALS = ROOT / "benchmarks" / "results" / "trials"
-TABLE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: ([\w. ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
