@@ -1,4 +1,4 @@
-"""Write docs/results.md, its chart and the table of docs/speed.md from benchmarks/results.
+"""Write docs/results.md, its chart and the tables of all pages that have marks for them from benchmarks/results.
 
     python benchmarks/results_page.py [--check]
 
@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+import trials
+
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
-SPEED = ROOT / "docs" / "speed.md"
 CHART = ROOT / "docs" / "images" / "results.svg"
 
 HEAD = """# Measured results
@@ -319,13 +320,14 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def speed() -> str:
-    """docs/speed.md with the tables of whole encoders, on a GPU and on a CPU, between their marks."""
+def encoders() -> dict[str, str]:
+    """The tables of whole encoders on docs/speed.md, on a GPU and on a CPU."""
     kinds = ["triops", "fused", "captured", "spconv"]
     columns = [("wall_ms", "{:.2f}"), ("busy_ms", "{:.2f}"), ("launches", "{}"), ("peak_mib", "{:.0f}")]
+    gpu, cpu = (json.loads((RESULTS / "encoders" / name).read_text()) for name in ("h200.json", "cpu.json"))
     lines = ["| | wall ms: plain / fused / captured / spconv | spconv's over these | busy ms | launches | peak MiB |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
-    for row in json.loads((RESULTS / "encoders" / "h200.json").read_text())["rows"]:
+    for row in gpu["rows"]:
         cells = [
             " / ".join(form.format(row[kind][key]) if kind in row else "-" for kind in kinds) for key, form in columns
         ]
@@ -333,20 +335,25 @@ def speed() -> str:
         cells.insert(1, " / ".join(f"{wall / row[k]['wall_ms']:.2f}" if k in row else "-" for k in kinds[:3]))
         lines.append(f"| {row['network']}, {row['voxels']:,} voxels | {' | '.join(cells)} |")
     on_cpu = ["| | threads | plain, ms | fused, ms | plain over fused |", "| --- | --- | --- | --- | --- |"]
-    for row in json.loads((RESULTS / "encoders" / "cpu.json").read_text())["rows"]:
+    for row in cpu["rows"]:
         cells = f"{row['threads']} | {row['plain_ms']:.0f} | {row['fused_ms']:.0f} | {row['ratio']:.2f}"
         on_cpu.append(f"| {row['network']}, {row['voxels']:,} voxels | {cells} |")
-    text = SPEED.read_text(encoding="utf-8")
-    for mark, table in (("encoders", lines), ("encoders on a CPU", on_cpu)):
-        before, rest = text.split(f"<!-- {mark} -->\n")
-        behind = rest.split(f"<!-- end of {mark} -->\n")[1]
-        text = "\n".join([f"{before}<!-- {mark} -->", *table, f"<!-- end of {mark} -->\n"]) + behind
-    return text
+    tables = (("encoders", lines, gpu), ("encoders on a CPU", on_cpu, cpu))
+    return {name: "\n".join(table) + f"\n\n<small>{_taken(file)}</small>\n" for name, table, file in tables}
+
+
+def _taken(file: dict[str, Any]) -> str:
+    """Where, when and with what, in a line."""
+    versions = [f"{name} {file[name]}" for name in ("torch", "triton", "spconv") if name in file]
+    note = f" {_sentence(file['note'])}." if file.get("note") else ""
+    return f"{file['machine']}, {', '.join([file['date'], *versions])}.{note}"
 
 
 def main() -> int:
     stale = False
-    for path, fresh in ((PAGE, page()), (CHART, chart()), (SPEED, speed())):
+    computed = encoders()
+    with_tables = [(path, trials.filled(path, computed)) for path in trials.pages()]
+    for path, fresh in ((PAGE, page()), (CHART, chart()), *with_tables):
         old = path.is_file() and path.read_text(encoding="utf-8") == fresh
         if "--check" in sys.argv[1:]:
             stale |= not old

@@ -41,8 +41,9 @@ class KittiResult:
     ("easy", "moderate", "hard").
 
     Attributes:
-        r40, r11 [C, 4, 2, 3]: average precision at 40 and at 11 recall positions. AOS is NaN where either side has no
-            observation angles.
+        r40 [C, 4, 2, 3]: average precision at 40 recall positions. AOS is NaN where either side has no observation
+            angles.
+        r11 [C, 4, 2, 3]: the same at 11.
         precision [C, 4, 2, 3, 41]: precision, or for AOS the orientation similarity, at recalls 0, 1/40, ... 1; 0 where
             the recall is not reached. Each value is the largest from there on.
         recall [C, 4, 2, 3, 41]: the recall at the score of each of these samples.

@@ -51,19 +51,31 @@ class Rulebook:
     convolution does that by itself. The layers of `triops.nn` pass prepared rulebooks on.
 
     Attributes:
-        in_indices [N, 1 + D], out_indices [A, 1 + D]: batch and position of the input and output sites.
-        in_shape, out_shape: the spatial shapes that they live in.
-        batch_size, kernel_size: as given, the kernel size one integer per axis.
-        gather int32 [K, A]: the input row that meets output row o under offset k, or -1. A copy: changing it changes
+        in_indices: [N, 1 + D], batch and position of each input site.
+        out_indices: [A, 1 + D], the same of each output site.
+        in_shape: the spatial shape that the input sites live in.
+        out_shape: that of the output sites.
+        batch_size: how many grids there are.
+        kernel_size: one integer per axis.
+        gather: int32 [K, A], the input row that meets output row o under offset k, or -1. A copy: changing it changes
             nothing here. `copy_` and `Rulebook(...)` are the ways to other tables.
-        scatter int32 [K, N]: the output row that input row i meets, or -1. A copy too.
-        mirrored: True where scatter is gather.flip(0), as in every submanifold convolution.
-        tables: what the operators take; see `Tables`.
-        in_count, out_count int32 [1]: how many of the input and output sites are active, where a capacity fixed the
-            number of rows; else None, and all rows count.
-        out_index int64 [words]: the ranked bitmap of the output sites, which `sparse` makes on a GPU for the look-ups
+        scatter: int32 [K, N], the output row that input row i meets, or -1. A copy too.
+        mirrored: True where `scatter` is `gather.flip(0)`, as in every submanifold convolution.
+        tables: what the operators take: both tables and, in a prepared rulebook, the plans of their kernels.
+        in_count: int32 [1], how many input sites are active where a capacity fixed the number of rows; None where all
+            rows count.
+        out_count: int32 [1], the same of the output sites.
+        out_index: int64 [words], the ranked bitmap of the output sites, which `sparse` makes on a GPU for the look-ups
             of `submanifold` on them; else None.
     """
+
+    in_indices: Tensor
+    out_indices: Tensor
+    in_shape: list[int]
+    out_shape: list[int]
+    batch_size: int
+    kernel_size: list[int]
+    tables: Tables
 
     in_count: Tensor | None = None
     out_count: Tensor | None = None
@@ -73,8 +85,10 @@ class Rulebook:
         self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
         kernel_size: list[int], gather: Tensor, scatter: Tensor | None,
     ) -> None:  # fmt: skip
-        """From tables made by hand, which are copied. Without `scatter` the rulebook is mirrored: its inputs are its
-        outputs."""
+        """From tables made by hand, which are copied; see the attributes.
+
+        Without `scatter` the rulebook is mirrored: its inputs are its outputs.
+        """
         gather = gather.clone()
         scatter = None if scatter is None else scatter.clone()
         tables = Tables(gather, (gather if scatter is None else scatter).shape[1], scatter, scatter is None)
@@ -95,9 +109,15 @@ class Rulebook:
         cls, indices: Tensor, batch_size: int, spatial_shape: Ints, kernel_size: Ints, dilation: Ints = 1,
         index: Tensor | None = None,
     ) -> Rulebook:  # fmt: skip
-        """The outputs are the inputs; see `triops.get_indice_pairs` with `subm=True`.
+        """The rulebook of a submanifold convolution: the outputs are the inputs.
 
-        index: `out_index` of the rulebook whose `out_indices` these sites are, if it has one.
+        Args:
+            indices: int32 or int64 tensor [N, 1 + D], batch and position of each site, as in `triops.get_indice_pairs`.
+            batch_size: how many grids there are.
+            spatial_shape: their D sizes.
+            kernel_size: one integer, or one for each axis; odd.
+            dilation: one integer, or one for each axis.
+            index: `out_index` of the rulebook whose `out_indices` these sites are, if it has one.
 
         >>> import torch
         >>> from triops import Rulebook
@@ -119,12 +139,22 @@ class Rulebook:
         padding: Ints = 0, dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
         capacity: int | None = None, owners: Tensor | None = None, both: bool = True,
     ) -> Rulebook:  # fmt: skip
-        """Every site that an input reaches is an output; see `triops.get_indice_pairs`. On a GPU this waits once, for
-        the number of outputs, unless `capacity` fixes the number of output rows: then those behind the true number,
-        which is `out_count`, are inactive (-1), and no host waits. See `triops.ops.rulebook.capped_neighbors`.
-        owners: `Rulebook.owners` of a rulebook of the same input sites, if there is one.
-        both: whether to make `scatter` too, which gradients and inverse convolutions read; without, it is worked out
-        when it is asked for.
+        """The rulebook of a strided or transposed convolution, or pooling: each site that an input reaches is an output.
+
+        On a GPU this waits once, for the number of outputs, unless `capacity` fixes it.
+
+        Args:
+            indices: int32 or int64 tensor [N, 1 + D], batch and position of each site, as in `triops.get_indice_pairs`.
+            batch_size: how many grids there are.
+            spatial_shape: the D sizes of the grids of the inputs.
+            kernel_size, stride, padding, dilation, out_padding: one integer, or one for each axis; `out_padding`
+                belongs to `transpose`.
+            transpose: the sites of a transposed convolution.
+            capacity: the number of output rows. Those behind the true number, which is `out_count`, are inactive (-1),
+                and no host waits.
+            owners: `owners` of a rulebook of the same input sites, if there is one.
+            both: whether to make `scatter` too, which gradients and inverse convolutions read; without, it is worked
+                out when it is asked for.
 
         >>> import torch
         >>> from triops import Rulebook
@@ -166,8 +196,9 @@ class Rulebook:
     def prepared(self, *, backward: bool = False, tile: int | None = None) -> Rulebook:
         """This rulebook with what convolutions on its device need beside the tables; itself where nothing is missing.
 
-        backward: also for the gradients. tile: rows per tile of the GPU kernel, where this rulebook has no tiles yet;
-        None takes 64.
+        Args:
+            backward: also for the gradients.
+            tile: rows per tile of the GPU kernel, where this rulebook has no tiles yet; None takes 64.
 
         >>> import torch
         >>> from triops import Rulebook
