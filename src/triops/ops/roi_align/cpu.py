@@ -64,11 +64,12 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
     values = output if output.dtype is real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
     total = rows.shape[0]
-    rules = Rules(batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0), bool(aligned),
-                  layout == torch.channels_last)  # fmt: skip
+    sizes = batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0)
+    rules = *sizes, bool(aligned), layout is torch.channels_last
     operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, ELEMENTS[real]
-    if mode == "avg" and _in_tiles(rules, total):
-        run(_average_tiles, *_tiles(rules, total), *operands, *rules)
+    tiles = _tiles(total, *sizes) if mode == "avg" and layout is not torch.channels_last else None
+    if tiles:
+        run(_average_tiles, *tiles, *operands, *rules)
     else:
         grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
         if mode == "avg":
@@ -92,12 +93,14 @@ def roi_align_backward(
     if sums.numel() == 0 or grad_output.numel() == 0:
         return sums.zero_().to(grad_output.dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    rules = Rules(batch, channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), channels_last)
+    sizes = batch, channels, height, width, rows, columns, max(sampling_ratio, 0)
+    rules = *sizes, bool(aligned), channels_last
     given = laid(grad_output, real, layout)
     operands = given.data_ptr(), boxes.data_ptr(), sums.data_ptr(), total, spatial_scale, ELEMENTS[real]
-    if mode == "avg" and _in_tiles(rules, total):
+    tiles = _tiles(total, *sizes) if mode == "avg" and not channels_last else None
+    if tiles:
         in_huge_pages(sums)
-        run(_give_back_tiles, *_tiles(rules, total), *operands, *rules)
+        run(_give_back_tiles, *tiles, *operands, *rules)
     else:
         block = 4 * BLOCK if channels_last else BLOCK
         items = batch * -(-channels // block)
@@ -111,17 +114,15 @@ def roi_align_backward(
     return sums if sums.dtype is grad_output.dtype else sums.to(grad_output.dtype)
 
 
-def _in_tiles(rules, total):
-    samples = 4 * rules.ratio**2 if rules.ratio else 16  # pixels of a bin
-    reads = total * rules.rows * rules.columns * samples
-    fit = rules.ratio <= MOST_LISTED and rules.height * rules.width < 2**31  # lists of a bin's taps, in 32 bits
-    return not rules.channels_last and fit and worth_tiles(reads, rules.batch, rules.height, rules.width)
-
-
-def _tiles(rules, total):
-    """-> the number of tiles, and how many are worth a thread"""
-    values = LANES * (rules.height * rules.width + 16 * rules.rows * rules.columns * -(-total // rules.batch))
-    return rules.batch * -(-rules.channels // LANES), max(1, VALUES_PER_THREAD // values)
+def _tiles(total, batch, channels, height, width, rows, columns, ratio):
+    """Of an NCHW map: the number of tiles and how many are worth a thread; None where tiles do not pay."""
+    bins, plane = total * rows * columns, height * width
+    if ratio > MOST_LISTED or plane >= 2**31:  # a list of a bin's taps would be long, or not in 32 bits
+        return None
+    if not worth_tiles(bins * (4 * ratio * ratio or 16), batch, height, width):  # the pixels of a bin
+        return None
+    values = LANES * (plane + 16 * rows * columns * -(-total // batch))
+    return batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // values)
 
 
 # Positions
