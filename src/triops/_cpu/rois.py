@@ -2,24 +2,22 @@
 
 import numpy as np
 
-from triops._cpu.addresses import ELEMENTS, array_at
+from triops._cpu.addresses import array_at
 from triops._cpu.jit import inline, jit
 from triops._cpu.row_products import put_average, spread_products
 from triops._cpu.vectors import LANES, transpose
-from triops._rois import FEW_SAMPLES, MOST_SAMPLES, no_image
+from triops._rois import FEW_SAMPLES, MOST_SAMPLES
 
 
 FIELDS = 5  # of a box
 
 
-def check_images(operator, boxes, batch):
-    """As `triops._rois.check_images`, of boxes as `laid` gives them and in one pass: torch would take five calls."""
-    if not _on_images(boxes.data_ptr(), boxes.shape[0], batch, ELEMENTS[boxes.dtype]):
-        raise no_image(operator, batch)
-
-
 @jit
-def _on_images(boxes, total, batch, like):
+def on_images(boxes, total, batch, like):
+    """Whether all boxes [total, 5] at an address name images that are there: `check_images` in one pass.
+
+    torch would take five calls. What is raised where they do not is `triops._rois.no_image`.
+    """
     rows, found = array_at(boxes, total * FIELDS, like), True
     for k in range(total):
         image = rows[k * FIELDS]

@@ -20,19 +20,19 @@ from triops._cpu.rois import (
     as_arrays,
     average,
     average_tile,
-    check_images,
     cut_box,
     empty_lists,
     give_back_average,
     give_back_tile,
     neighbors,
+    on_images,
     samples_within,
     worth_tiles,
 )
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import empty_in_format, format_of
+from triops._rois import empty_in_format, format_of, no_image
 from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 VALUES_PER_THREAD = 100_000  # channels times taps worth a thread
@@ -55,18 +55,18 @@ class Rules(NamedTuple):
 def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
     real, layout = compute_dtype(input.dtype), format_of(input)
     batch, channels, height, width = input.shape
-    rows = laid(boxes, real)
-    check_images("roi_align", rows, batch)
+    rows, total, like = laid(boxes, real), boxes.shape[0], ELEMENTS[real]
+    if not on_images(rows.data_ptr(), total, batch, like):
+        raise no_image("roi_align", batch)
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
     maps = laid(input, real, layout)
     values = output if output.dtype is real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
-    total = rows.shape[0]
     sizes = batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0)
     rules = *sizes, bool(aligned), layout is torch.channels_last
-    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, ELEMENTS[real]
+    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, like
     tiles = _tiles(total, *sizes) if mode == "avg" and layout is not torch.channels_last else None
     if tiles:
         run(_average_tiles, *tiles, *operands, *rules)
@@ -87,8 +87,9 @@ def roi_align_backward(
 ):  # fmt: skip
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    boxes = laid(boxes, real)
-    check_images("roi_align_backward", boxes, batch)
+    boxes, like = laid(boxes, real), ELEMENTS[real]
+    if not on_images(boxes.data_ptr(), boxes.shape[0], batch, like):
+        raise no_image("roi_align_backward", batch)
     sums = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last)
     if sums.numel() == 0 or grad_output.numel() == 0:
         return sums.zero_().to(grad_output.dtype)
@@ -96,7 +97,7 @@ def roi_align_backward(
     sizes = batch, channels, height, width, rows, columns, max(sampling_ratio, 0)
     rules = *sizes, bool(aligned), channels_last
     given = laid(grad_output, real, layout)
-    operands = given.data_ptr(), boxes.data_ptr(), sums.data_ptr(), total, spatial_scale, ELEMENTS[real]
+    operands = given.data_ptr(), boxes.data_ptr(), sums.data_ptr(), total, spatial_scale, like
     tiles = _tiles(total, *sizes) if mode == "avg" and not channels_last else None
     if tiles:
         in_huge_pages(sums)

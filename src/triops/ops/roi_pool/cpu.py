@@ -14,11 +14,11 @@ import torch
 from triops._cpu.addresses import ELEMENTS, array_at, laid
 from triops._cpu.jit import jit
 from triops._cpu.memory import clear, in_huge_pages
-from triops._cpu.rois import as_arrays, check_images, worth_tiles
+from triops._cpu.rois import as_arrays, on_images, worth_tiles
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, take_maxima, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import empty_in_format, format_of
+from triops._rois import empty_in_format, format_of, no_image
 from triops.ops.roi_pool.reference import LOWEST, NONE, empty_outputs
 
 VALUES_PER_THREAD = 100_000
@@ -40,8 +40,9 @@ class Rules(NamedTuple):
 def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
     real, layout = compute_dtype(input.dtype), format_of(input)
     batch, channels, height, width = input.shape
-    rows = laid(boxes, real)
-    check_images("roi_pool", rows, batch)
+    rows, total, like = laid(boxes, real), boxes.shape[0], ELEMENTS[real]
+    if not on_images(rows.data_ptr(), total, batch, like):
+        raise no_image("roi_pool", batch)
     output, argmax = empty_outputs(input, boxes, pooled_height, pooled_width)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), argmax.fill_(NONE)
@@ -49,10 +50,9 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
     values = output if output.dtype is real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
     in_huge_pages(argmax)
-    total = rows.shape[0]
     rules = batch, channels, height, width, pooled_height, pooled_width, layout == torch.channels_last
     reads = PIXELS * total * pooled_height * pooled_width
-    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, ELEMENTS[real]
+    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, like
     if layout != torch.channels_last and worth_tiles(reads, batch, height, width):
         work = LANES * (height * width + reads // batch)
         items, grain = batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // work)
@@ -68,8 +68,9 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
 def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels_last):
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    boxes = laid(boxes, real)
-    check_images("roi_pool_backward", boxes, batch)
+    boxes, like = laid(boxes, real), ELEMENTS[real]
+    if not on_images(boxes.data_ptr(), boxes.shape[0], batch, like):
+        raise no_image("roi_pool_backward", batch)
     sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
     if sums.numel() > 0 and grad_output.numel() > 0:
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -78,7 +79,7 @@ def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels
         block = max(4 * BLOCK, channels // torch.get_num_threads()) if channels_last else BLOCK
         grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
         run(_give_back, batch * -(-channels // block), grain, given.data_ptr(), boxes.data_ptr(), sums.data_ptr(),
-            total, ELEMENTS[real], places.data_ptr(), block, batch, channels, height, width, rows, columns,
+            total, like, places.data_ptr(), block, batch, channels, height, width, rows, columns,
             channels_last)  # fmt: skip
     return sums if sums.dtype is grad_output.dtype else sums.to(grad_output.dtype)
 
