@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from triops._cpu.jit import jit
 

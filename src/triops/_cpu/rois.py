@@ -8,7 +8,6 @@ from triops._cpu.row_products import put_average, spread_products
 from triops._cpu.vectors import LANES, transpose
 from triops._rois import FEW_SAMPLES, MOST_SAMPLES
 
-
 FIELDS = 5  # of a box
 
 

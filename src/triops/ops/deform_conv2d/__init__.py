@@ -196,7 +196,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     of_inputs, of_weight = needs[0] or needs[1] or needs[3], needs[2]
     grads: list[Tensor | None] = [None] * 4
     if of_inputs or of_weight:
-        grads = list(_backward_operator.of_backward(grad, input, offset, weight, mask, *ctx.steps, of_inputs, of_weight))
+        grads = list(
+            _backward_operator.of_backward(grad, input, offset, weight, mask, *ctx.steps, of_inputs, of_weight)
+        )
     grad_input, grad_offset, grad_mask, grad_weight = grads
     return (
         grad_input if needs[0] else None, grad_offset if needs[1] else None, grad_weight if needs[2] else None,

@@ -13,7 +13,7 @@ import torch
 
 from triops._cpu.addresses import ELEMENTS, array_at, laid
 from triops._cpu.jit import jit
-from triops._cpu.memory import clear, in_huge_pages
+from triops._cpu.memory import in_huge_pages
 from triops._cpu.rois import as_arrays, on_images, worth_tiles
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, take_maxima, transpose
@@ -69,18 +69,19 @@ def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
     boxes, like = laid(boxes, real), ELEMENTS[real]
-    if not on_images(boxes.data_ptr(), boxes.shape[0], batch, like):
+    if not on_images(boxes.data_ptr(), total, batch, like):
         raise no_image("roi_pool_backward", batch)
-    sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
-    if sums.numel() > 0 and grad_output.numel() > 0:
+    sums = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last)
+    if sums.numel() > 0:
+        in_huge_pages(sums)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         given, places = laid(grad_output, real, layout), laid(argmax, torch.int32, layout)
         # Of a channels-last gradient every block reads the same lines: as few blocks as there are threads.
         block = max(4 * BLOCK, channels // torch.get_num_threads()) if channels_last else BLOCK
-        grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
-        run(_give_back, batch * -(-channels // block), grain, given.data_ptr(), boxes.data_ptr(), sums.data_ptr(),
-            total, like, places.data_ptr(), block, batch, channels, height, width, rows, columns,
-            channels_last)  # fmt: skip
+        work = min(block, channels) * (rows * columns * -(-total // batch) + height * width // LANES + 1)
+        run(_give_back, batch * -(-channels // block), VALUES_PER_THREAD // work + 1, given.data_ptr(),
+            boxes.data_ptr(), sums.data_ptr(), total, like, places.data_ptr(), block, batch, channels, height, width,
+            rows, columns, channels_last)  # fmt: skip
     return sums if sums.dtype is grad_output.dtype else sums.to(grad_output.dtype)
 
 
@@ -228,6 +229,11 @@ def _give_back(begin, end, given, boxes, sums, total, like, argmax, block, *rule
     for item in range(begin, end):
         n, first = item // blocks, item % blocks * block
         last = min(first + block, rules.channels)
+        if rules.channels_last:
+            for pixel in range(n * plane, (n + 1) * plane):
+                grad[pixel * rules.channels + first : pixel * rules.channels + last] = 0
+        else:
+            grad[(n * rules.channels + first) * plane : (n * rules.channels + last) * plane] = 0
         for k in range(boxes.shape[0]):
             if np.int64(boxes[k, 0]) != n:
                 continue
