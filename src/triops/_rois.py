@@ -20,14 +20,15 @@ FEW_SAMPLES = 8  # of a bin that kernels visit wherever they lie
 
 def format_of(tensor: Tensor) -> torch.memory_format:
     """How a 4D tensor lies in memory; one that lies both ways counts as contiguous."""
-    channels_last = tensor.stride(1) == 1 and tensor.shape[1] > 1 and not tensor.is_contiguous()
-    return torch.channels_last if channels_last else torch.contiguous_format
+    if tensor.is_contiguous():  # first, for it is the quickest to ask
+        return torch.contiguous_format
+    return torch.channels_last if tensor.stride(1) == 1 and tensor.shape[1] > 1 else torch.contiguous_format
 
 
 def empty_in_format(shape: Sequence[int], dtype: torch.dtype, device: torch.device, channels_last: bool) -> Tensor:
     """An empty tensor [N, C, H, W]; channels_last: in the memory order [N, H, W, C]."""
     if not channels_last:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(*shape, dtype=dtype, device=device)  # PyTorch reads integers sooner than a list of them
     _, c, h, w = shape
     return torch.empty_strided(shape, (c * h * w, 1, c * w, c), dtype=dtype, device=device)
 

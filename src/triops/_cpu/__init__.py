@@ -1,1 +1,1 @@
-"""What CPU kernels share: compilation and cache, threads, memory, half types, sort, intrinsics."""
+"""What CPU kernels share: compilation and cache, threads, memory, addresses, half types, sort, intrinsics."""

@@ -40,7 +40,7 @@ def in_huge_pages(tensor: torch.Tensor) -> None:
 
     A fresh 16 MB result otherwise costs 4,096 page faults, several times what a fast kernel needs to fill it.
     """
-    size = tensor.numel() * tensor.element_size()
+    size = tensor.nbytes
     if size >= HUGE_PAGE_BYTES and _madvise is not None:
         begin = -(-tensor.data_ptr() // PAGE) * PAGE
         _madvise(begin, (tensor.data_ptr() + size - begin) // PAGE * PAGE, MADV_HUGEPAGE)

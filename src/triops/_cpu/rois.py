@@ -2,24 +2,35 @@
 
 import numpy as np
 
+from triops._cpu.addresses import array_at
 from triops._cpu.jit import inline, jit
 from triops._cpu.row_products import put_average, spread_products
 from triops._cpu.vectors import LANES, transpose
-from triops._rois import FEW_SAMPLES, MOST_SAMPLES, no_image
+from triops._rois import FEW_SAMPLES, MOST_SAMPLES
 
-
-def check_images(operator, boxes, batch):
-    """As `triops._rois.check_images`, of an array [K, 5] and in one pass: torch would take five calls."""
-    if not _on_images(boxes, batch):
-        raise no_image(operator, batch)
+FIELDS = 5  # of a box
 
 
 @jit
-def _on_images(boxes, batch):
-    found = True
-    for k in range(boxes.shape[0]):
-        found &= boxes[k, 0] > -1 and boxes[k, 0] < batch  # false for NaN
+def on_images(boxes, total, batch, like):
+    """Whether all boxes [total, 5] at an address name images that are there: `check_images` in one pass.
+
+    torch would take five calls. What is raised where they do not is `triops._rois.no_image`.
+    """
+    rows, found = array_at(boxes, total * FIELDS, like), True
+    for k in range(total):
+        image = rows[k * FIELDS]
+        found &= image > -1 and image < batch  # false for NaN
     return found
+
+
+@inline
+def as_arrays(maps, boxes, bins, total, scale, like, rules):
+    """Maps [N * C * H * W], boxes [total, 5] and bins [total * C * PH * PW] at addresses, and the scale, as arrays."""
+    size = rules.batch * rules.channels * rules.height * rules.width
+    number = total * rules.channels * rules.rows * rules.columns
+    rows = array_at(boxes, total * FIELDS, like).reshape((total, FIELDS))
+    return array_at(maps, size, like), rows, array_at(bins, number, like), np.full(1, like.dtype.type(scale))
 
 
 @jit

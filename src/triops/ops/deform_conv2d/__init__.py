@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops._dtypes import autocast
+from triops._dtypes import autocast, no_autocast
 from triops._rois import HALVES, empty_like_format
 from triops.ops.deform_conv2d import reference
 
@@ -56,10 +56,10 @@ def deform_conv2d(
     >>> triops.deform_conv2d(row, offset, torch.ones(1, 1, 1, 1))
     tensor([[[[15., 30., 20.]]]])
     """
-    c = _check.Checker("deform_conv2d")
-    steps = [_two(c, name, value) for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))]
-    tensors = [autocast(t) if isinstance(t, Tensor) else t for t in (input, weight, mask, bias)]
-    input, weight, mask, bias = tensors  # type: ignore[assignment]
+    steps = _steps("deform_conv2d", stride, padding, dilation)
+    if not no_autocast():
+        tensors = [autocast(t) if isinstance(t, Tensor) else t for t in (input, weight, mask, bias)]
+        input, weight, mask, bias = tensors  # type: ignore[assignment]
     return _forward(input, offset, weight, mask, bias, *steps)  # type: ignore[no-any-return]
 
 
@@ -75,17 +75,21 @@ def deform_conv2d_backward(
     `grad.sum((0, 2, 3))`. The rest as given to the forward, errors too. The same bits on every run on a CPU, and on a
     GPU under `torch.use_deterministic_algorithms(True)`.
     """
-    c = _check.Checker("deform_conv2d_backward")
-    steps = [_two(c, name, value) for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))]
+    steps = _steps("deform_conv2d_backward", stride, padding, dilation)
     return _backward_operator(  # type: ignore[no-any-return]
         grad, input, offset, weight, mask, *steps, of_inputs, of_weight
     )
 
 
-def _two(c: _check.Checker, name: str, value: Any) -> list[int]:
-    """One integer or two as a list of two."""
-    one = _check.as_integer(value)
-    return [one, one] if one is not None else c.integers(name, value)
+def _steps(operator: str, stride: Any, padding: Any, dilation: Any) -> list[list[int]]:
+    """Each of them, one integer or two, as a list of two."""
+    if type(stride) is int and type(padding) is int and type(dilation) is int:  # as most calls have them
+        return [[stride, stride], [padding, padding], [dilation, dilation]]
+    c, steps = _check.Checker(operator), []
+    for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+        one = _check.as_integer(value)
+        steps.append([one, one] if one is not None else c.integers(name, value))
+    return steps
 
 
 def _check_operands(
@@ -192,7 +196,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     of_inputs, of_weight = needs[0] or needs[1] or needs[3], needs[2]
     grads: list[Tensor | None] = [None] * 4
     if of_inputs or of_weight:
-        grads = list(_backward_operator(grad, input, offset, weight, mask, *ctx.steps, of_inputs, of_weight))
+        grads = list(
+            _backward_operator.of_backward(grad, input, offset, weight, mask, *ctx.steps, of_inputs, of_weight)
+        )
     grad_input, grad_offset, grad_mask, grad_weight = grads
     return (
         grad_input if needs[0] else None, grad_offset if needs[1] else None, grad_weight if needs[2] else None,

@@ -12,13 +12,14 @@ import math
 import numpy as np
 import torch
 
+from triops._cpu.addresses import ELEMENTS, array_at, laid
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, in_huge_pages, zeros
 from triops._cpu.row_products import TOGETHER, add_dot_products, add_outer_products, add_products, by_lanes
 from triops._cpu.threads import run
-from triops._cpu.vectors import LANES, transpose
+from triops._cpu.vectors import LANES, copy_vector, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import empty_like_format, format_of
+from triops._rois import empty_in_format, format_of
 from triops.ops.deform_conv2d.reference import Sizes, empty_gradients
 
 BLOCK = 64  # output pixels, whose columns and sums stay in cache
@@ -33,19 +34,16 @@ def deform_conv2d(input, offset, weight, mask, bias, stride, padding, dilation):
     sizes, real = Sizes.of(input, offset, weight), compute_dtype(input.dtype)
     channels_last = format_of(input) == torch.channels_last
     shape = sizes.batch, sizes.outputs, sizes.out_height, sizes.out_width
-    out = torch.empty((shape[0], *shape[2:], shape[1]) if channels_last else shape, dtype=real)
-    in_huge_pages(out)
-    moved, masks = _samples(offset, mask, real)
-    shift = np.zeros(sizes.outputs, moved.dtype) if bias is None else as_numpy(bias, real)
+    out = empty_in_format(shape, real, input.device, channels_last)
     if input.numel() == 0:
-        filled = torch.from_numpy(shift).view(1, -1, 1, 1).expand(shape)
-        return empty_like_format(shape, input.dtype, input).copy_(filled)
-    run(
-        _forward, *_blocks(sizes), _rows(input, real).reshape(-1), moved, masks,
-        by_lanes(_matrices(weight, sizes, real)), shift.reshape(sizes.groups, -1),
-        _plan(sizes, stride, padding, dilation), channels_last, out.view(-1).numpy(),
-    )  # fmt: skip
-    return (out.permute(0, 3, 1, 2) if channels_last else out).to(input.dtype)
+        return (out.zero_() if bias is None else out.copy_(bias.view(-1, 1, 1))).to(input.dtype)
+    in_huge_pages(out)
+    maps, moved = _rows(input, real), laid(offset, real)
+    masks, shift = None if mask is None else laid(mask, real), None if bias is None else laid(bias, real)
+    run(_forward, *_blocks(sizes), maps.data_ptr(), moved.data_ptr(), 0 if masks is None else masks.data_ptr(),
+        _in_lanes(weight, sizes, real), 0 if shift is None else shift.data_ptr(), out.data_ptr(), sizes.batch,
+        sizes.outputs // sizes.groups, channels_last, *_plan(sizes, stride, padding, dilation))  # fmt: skip
+    return out if out.dtype is input.dtype else out.to(input.dtype)
 
 
 def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, dilation, of_inputs, of_weight):
@@ -55,16 +53,16 @@ def deform_conv2d_backward(grad, input, offset, weight, mask, stride, padding, d
         for found in grads:
             found.zero_()
         return grads
-    maps, (moved, masks) = _rows(input, real).reshape(-1), _samples(offset, mask, real)
+    maps, (moved, masks) = as_numpy(_rows(input, real)).reshape(-1), _samples(offset, mask, real)
     plan, matrices = _plan(sizes, stride, padding, dilation), _matrices(weight, sizes, real)
-    given = _rows(grad, real).reshape(-1, sizes.groups, sizes.outputs // sizes.groups)
+    given = as_numpy(_rows(grad, real)).reshape(-1, sizes.groups, sizes.outputs // sizes.groups)
     given = np.ascontiguousarray(given.swapaxes(0, 1))  # [groups, B * OH * OW, N / groups]
     found = [*grads]
     if of_inputs:
         found[:3] = _of_inputs(sizes, maps, moved, masks, given, by_lanes(matrices.swapaxes(2, 3)), plan, real)
         if format_of(grads[0]) != torch.channels_last:
-            planes = _transposed(found[0].numpy(), sizes.batch, sizes.height * sizes.width, sizes.channels)
-            found[0] = torch.from_numpy(planes).view(input.shape)
+            planes = _transposed(found[0], sizes.batch, sizes.height * sizes.width, sizes.channels)
+            found[0] = planes.view(input.shape)
         else:
             found[0] = found[0].view(sizes.batch, sizes.height, sizes.width, sizes.channels).permute(0, 3, 1, 2)
     if of_weight:
@@ -139,33 +137,69 @@ def _matrices(weight, sizes, real):
     return as_numpy(weight, real).reshape(shape).transpose(3, 0, 1, 2)
 
 
+def _in_lanes(weight, sizes, real):
+    """`by_lanes(_matrices(weight, sizes, real))`, flat, by a kernel that reads the weight once."""
+    own, outputs = sizes.channels // sizes.groups, sizes.outputs // sizes.groups
+    items, wide = sizes.groups * -(-outputs // LANES), own * sizes.taps
+    lines, like = laid(weight, real), ELEMENTS[real]
+    lanes = np.empty(items * wide * LANES, like.dtype)
+    run(_lay_lanes, items, max(NUMBERS // (LANES * wide), 1), lines.data_ptr(), lanes, sizes.groups, outputs, own,
+        sizes.taps)  # fmt: skip
+    return lanes
+
+
 def _rows(maps, real):
-    """maps [B, C, H, W] as an array [B * H * W, C] of dtype `real`: as they lie, where they lie so."""
-    batch, channels, height, width = maps.shape
+    """maps [B, C, H, W] of dtype `real` in the order [B, H, W, C] in memory: as they lie, where they lie so."""
     if format_of(maps) == torch.channels_last:
-        return flat(maps, torch.channels_last, real).reshape(-1, channels)
-    planes = as_numpy(maps, real).reshape(-1)
-    return _transposed(planes, batch, channels, height * width).reshape(-1, channels)
+        return laid(maps.permute(0, 2, 3, 1), real)
+    batch, channels, height, width = maps.shape
+    return _transposed(laid(maps, real), batch, channels, height * width)
 
 
 def _transposed(source, batch, lines, columns):
-    """[batch, lines, columns] -> [batch, columns, lines], flat"""
+    """[batch, lines, columns] -> [batch, columns, lines], both in this order in memory"""
     if lines == 1 or columns == 1:
         return source
-    target = np.empty_like(source)
+    like = ELEMENTS[source.dtype]
+    # NumPy's memory: where it is large, that of `torch.empty` may come from the system anew in every call.
+    target = torch.from_numpy(np.empty(source.numel(), like.dtype))
     pieces = batch * -(-columns // LANES)
-    run(_transpose, pieces, max(NUMBERS // (lines * LANES), 1), source, lines, columns, target)
+    run(_transpose, pieces, max(NUMBERS // (lines * LANES), 1), source.data_ptr(), target.data_ptr(), batch, lines,
+        columns, like)  # fmt: skip
     return target
 
 
 @jit
-def _transpose(begin, end, source, lines, columns, target):
+def _transpose(begin, end, source, target, batch, lines, columns, like):
     """Pieces of LANES columns, counted through all matrices."""
-    pieces = (columns + LANES - 1) // LANES
+    size, pieces = batch * lines * columns, (columns + LANES - 1) // LANES
+    source, target = array_at(source, size, like), array_at(target, size, like)
     for piece in range(begin, end):
         matrix, first = piece // pieces * lines * columns, piece % pieces * LANES
         count = min(LANES, columns - first)
         transpose(lines, count, source, matrix + first, columns, target, matrix + first * lines, lines)
+
+
+@jit
+def _lay_lanes(begin, end, weight, lanes, groups, outputs, own, taps):
+    """A weight [groups * outputs, own, taps] as lanes [taps, groups, pieces, own, LANES].
+
+    An item is a piece, LANES outputs; they are counted through all groups.
+    """
+    wide, pieces = own * taps, (outputs + LANES - 1) // LANES
+    lines = array_at(weight, groups * outputs * wide, lanes)
+    columns = np.zeros(wide * LANES, lanes.dtype)
+    for item in range(begin, end):
+        group, piece = item // pieces, item % pieces
+        count = min(LANES, outputs - piece * LANES)
+        if count < LANES:
+            columns[:] = 0
+        first = (group * outputs + piece * LANES) * wide
+        transpose(count, wide, lines, first, wide, columns, 0, LANES)
+        for tap in range(taps):
+            to = ((tap * groups + group) * pieces + piece) * own
+            for c in range(own):
+                copy_vector(lanes, (to + c) * LANES, columns, (c * taps + tap) * LANES)
 
 
 @inline
@@ -250,11 +284,17 @@ def _multiply(source, count, matrices, k, sums):
 
 
 @jit
-def _forward(begin, end, maps, moved, masks, matrices, bias, plan, channels_last, out):
-    """The outputs of blocks [begin, end)."""
-    channels, _, _, out_height, out_width, rows, columns, groups, _, segment = plan[:10]
-    pixels, own, outputs = out_height * out_width, channels // groups, bias.shape[1]
-    blocks, padded = (pixels + BLOCK - 1) // BLOCK, matrices.shape[1] * LANES
+def _forward(begin, end, maps, moved, masks, lanes, bias, out, batch, outputs, channels_last, *plan):
+    """The outputs of blocks [begin, end). masks, bias: 0 for none."""
+    channels, height, width, out_height, out_width, rows, columns, groups, offset_groups, segment = plan[:10]
+    pixels, own, taps = out_height * out_width, channels // groups, rows * columns
+    blocks, pieces = (pixels + BLOCK - 1) // BLOCK, (outputs + LANES - 1) // LANES
+    padded, samples = pieces * LANES, batch * offset_groups * taps * pixels
+    maps, moved = array_at(maps, batch * height * width * channels, lanes), array_at(moved, 2 * samples, lanes)
+    masks = array_at(masks, samples if masks != 0 else 0, lanes)
+    bias = array_at(bias, groups * outputs if bias != 0 else 0, lanes)
+    matrices = lanes.reshape((taps * groups, pieces, own, LANES))
+    out = array_at(out, batch * groups * outputs * pixels, lanes)
     read = np.empty((groups, BLOCK, own), maps.dtype)
     sums = np.empty((groups, BLOCK, padded), maps.dtype)
     for block in range(begin, end):
@@ -262,8 +302,9 @@ def _forward(begin, end, maps, moved, masks, matrices, bias, plan, channels_last
         count = min(BLOCK, pixels - first)
         for g in range(groups):
             for r in range(count):
-                sums[g, r, :outputs] = bias[g]
-                sums[g, r, outputs:] = 0
+                sums[g, r] = 0
+                if len(bias) > 0:
+                    sums[g, r, :outputs] = bias[g * outputs : (g + 1) * outputs]
         for tap in range(rows * columns):
             for start in range(0, channels, segment):
                 to = (start // own * BLOCK) * own + start % own

@@ -13,24 +13,26 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from triops._cpu.addresses import ELEMENTS, array_at, laid
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
+from triops._cpu.memory import clear, in_huge_pages
 from triops._cpu.rois import (
+    as_arrays,
     average,
     average_tile,
-    check_images,
     cut_box,
     empty_lists,
     give_back_average,
     give_back_tile,
     neighbors,
+    on_images,
     samples_within,
     worth_tiles,
 )
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import empty_in_format, format_of
+from triops._rois import empty_in_format, format_of, no_image
 from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 
 VALUES_PER_THREAD = 100_000  # channels times taps worth a thread
@@ -51,27 +53,29 @@ class Rules(NamedTuple):
 
 
 def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, sampling_ratio, aligned, mode):
-    real = compute_dtype(input.dtype)
-    boxes = as_numpy(boxes, real)
-    check_images("roi_align", boxes, input.shape[0])
+    real, layout = compute_dtype(input.dtype), format_of(input)
+    batch, channels, height, width = input.shape
+    rows, total, like = laid(boxes, real), boxes.shape[0], ELEMENTS[real]
+    if not on_images(rows.data_ptr(), total, batch, like):
+        raise no_image("roi_align", batch)
     output, *positions = empty_outputs(input, boxes, pooled_height, pooled_width, mode)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), *(p.fill_(NOWHERE) for p in positions)
-    layout = format_of(input)
-    values = output if output.dtype == real else torch.empty_like(output, dtype=real)
+    maps = laid(input, real, layout)
+    values = output if output.dtype is real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
-    batch, channels, height, width = input.shape
-    rules = Rules(batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0), bool(aligned),
-                  layout == torch.channels_last)  # fmt: skip
-    scale = np.array([spatial_scale], boxes.dtype)
-    grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
-    operands = flat(input, layout, real), boxes, scale, rules, flat(values, layout)
-    if mode == "avg" and _in_tiles(rules, len(boxes)):
-        run(_average_tiles, *_tiles(rules, len(boxes)), *operands)
-    elif mode == "avg":
-        run(_average, len(boxes), grain, *operands)
+    sizes = batch, channels, height, width, pooled_height, pooled_width, max(sampling_ratio, 0)
+    rules = *sizes, bool(aligned), layout is torch.channels_last
+    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, like
+    tiles = _tiles(total, *sizes) if mode == "avg" and layout is not torch.channels_last else None
+    if tiles:
+        run(_average_tiles, *tiles, *operands, *rules)
     else:
-        run(_maximum, len(boxes), grain, *operands, *(flat(p, layout) for p in positions))
+        grain = max(1, VALUES_PER_THREAD // (16 * channels * pooled_height * pooled_width))
+        if mode == "avg":
+            run(_average, total, grain, *operands, *rules)
+        else:
+            run(_maximum, total, grain, *operands, *(p.data_ptr() for p in positions), *rules)
     if values is not output:
         output.copy_(values)
     return output, positions[0], positions[1]
@@ -81,43 +85,45 @@ def roi_align_backward(
     grad_output, boxes, argmax_y, argmax_x, batch, height, width, spatial_scale, sampling_ratio, aligned, mode,
     channels_last,
 ):  # fmt: skip
-    channels, rows, columns = grad_output.shape[1:]
+    total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    boxes = as_numpy(boxes, real)
-    check_images("roi_align_backward", boxes, batch)
+    boxes, like = laid(boxes, real), ELEMENTS[real]
+    if not on_images(boxes.data_ptr(), boxes.shape[0], batch, like):
+        raise no_image("roi_align_backward", batch)
     sums = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last)
     if sums.numel() == 0 or grad_output.numel() == 0:
         return sums.zero_().to(grad_output.dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    rules = Rules(batch, channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), channels_last)
-    scale, given = np.array([spatial_scale], boxes.dtype), flat(grad_output, layout, real)
-    if mode == "avg" and _in_tiles(rules, len(boxes)):
+    sizes = batch, channels, height, width, rows, columns, max(sampling_ratio, 0)
+    rules = *sizes, bool(aligned), channels_last
+    given = laid(grad_output, real, layout)
+    operands = given.data_ptr(), boxes.data_ptr(), sums.data_ptr(), total, spatial_scale, like
+    tiles = _tiles(total, *sizes) if mode == "avg" and not channels_last else None
+    if tiles:
         in_huge_pages(sums)
-        run(_give_back_tiles, *_tiles(rules, len(boxes)), given, boxes, scale, rules, flat(sums, layout))
-        return sums.to(grad_output.dtype)
-    block = 4 * BLOCK if channels_last else BLOCK
-    items = batch * -(-channels // block)
-    grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-len(boxes) // batch)))
-    found = flat(clear(sums), layout)
-    if mode == "avg":
-        run(_give_back_average, items, grain, given, boxes, scale, rules, block, found)
+        run(_give_back_tiles, *tiles, *operands, *rules)
     else:
-        run(_give_back_maximum, items, grain, given, boxes, flat(argmax_y, layout), flat(argmax_x, layout), rules,
-            block, found)  # fmt: skip
-    return sums.to(grad_output.dtype)
+        block = 4 * BLOCK if channels_last else BLOCK
+        items = batch * -(-channels // block)
+        grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-total // batch)))
+        clear(sums)
+        if mode == "avg":
+            run(_give_back_average, items, grain, *operands, block, *rules)
+        else:
+            found = laid(argmax_y, real, layout), laid(argmax_x, real, layout)
+            run(_give_back_maximum, items, grain, *operands, *(f.data_ptr() for f in found), block, *rules)
+    return sums if sums.dtype is grad_output.dtype else sums.to(grad_output.dtype)
 
 
-def _in_tiles(rules, total):
-    samples = 4 * rules.ratio**2 if rules.ratio else 16  # pixels of a bin
-    reads = total * rules.rows * rules.columns * samples
-    fit = rules.ratio <= MOST_LISTED and rules.height * rules.width < 2**31  # lists of a bin's taps, in 32 bits
-    return not rules.channels_last and fit and worth_tiles(reads, rules.batch, rules.height, rules.width)
-
-
-def _tiles(rules, total):
-    """-> the number of tiles, and how many are worth a thread"""
-    values = LANES * (rules.height * rules.width + 16 * rules.rows * rules.columns * -(-total // rules.batch))
-    return rules.batch * -(-rules.channels // LANES), max(1, VALUES_PER_THREAD // values)
+def _tiles(total, batch, channels, height, width, rows, columns, ratio):
+    """Of an NCHW map: the number of tiles and how many are worth a thread; None where tiles do not pay."""
+    bins, plane = total * rows * columns, height * width
+    if ratio > MOST_LISTED or plane >= 2**31:  # a list of a bin's taps would be long, or not in 32 bits
+        return None
+    if not worth_tiles(bins * (4 * ratio * ratio or 16), batch, height, width):  # the pixels of a bin
+        return None
+    values = LANES * (plane + 16 * rows * columns * -(-total // batch))
+    return batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // values)
 
 
 # Positions
@@ -193,7 +199,9 @@ def _empty_taps(rules, like):
 
 
 @jit
-def _average(begin, end, input, boxes, scale, rules, output):
+def _average(begin, end, maps, boxes, values, total, scale, like, *rules):
+    rules = Rules(*rules)
+    input, boxes, output, scale = as_arrays(maps, boxes, values, total, scale, like, rules)
     taps = _empty_taps(rules, output)
     size = rules.channels * rules.rows * rules.columns
     for k in range(begin, end):
@@ -206,8 +214,10 @@ def _average(begin, end, input, boxes, scale, rules, output):
 
 
 @jit
-def _average_tiles(begin, end, input, boxes, scale, rules, output):
+def _average_tiles(begin, end, maps, boxes, values, total, scale, like, *rules):
     """An item is a tile: LANES channels of one image."""
+    rules = Rules(*rules)
+    input, boxes, output, scale = as_arrays(maps, boxes, values, total, scale, like, rules)
     taps, bins, plane = _empty_taps(rules, output), rules.rows * rules.columns, rules.height * rules.width
     tile, sums = np.zeros((plane, LANES), output.dtype), np.empty((bins, LANES), output.dtype)
     blocks = -(-rules.channels // LANES)
@@ -227,8 +237,11 @@ def _average_tiles(begin, end, input, boxes, scale, rules, output):
 
 
 @jit
-def _maximum(begin, end, input, boxes, scale, rules, output, argmax_y, argmax_x):
+def _maximum(begin, end, maps, boxes, values, total, scale, like, argmax_y, argmax_x, *rules):
     """Every sample in the order of rows; those further off the map are skipped, as one 0 stands for all of them."""
+    rules = Rules(*rules)
+    input, boxes, output, scale = as_arrays(maps, boxes, values, total, scale, like, rules)
+    argmax_y, argmax_x = array_at(argmax_y, len(output), like), array_at(argmax_x, len(output), like)
     real = output.dtype.type
     bins = rules.rows * rules.columns
     pixel = rules.channels if rules.channels_last else 1
@@ -304,8 +317,10 @@ def _compete_with_zero(output, argmax_y, argmax_x, place):
 
 
 @jit
-def _give_back_average(begin, end, given, boxes, scale, rules, block, grad):
+def _give_back_average(begin, end, given, boxes, sums, total, scale, like, block, *rules):
     """An item is a block of channels of one image."""
+    rules = Rules(*rules)
+    grad, boxes, given, scale = as_arrays(sums, boxes, given, total, scale, like, rules)
     taps, share = _empty_taps(rules, grad), np.empty(block, grad.dtype)
     blocks = -(-rules.channels // block)
     for item in range(begin, end):
@@ -321,8 +336,10 @@ def _give_back_average(begin, end, given, boxes, scale, rules, block, grad):
 
 
 @jit
-def _give_back_tiles(begin, end, given, boxes, scale, rules, grad):
+def _give_back_tiles(begin, end, given, boxes, sums, total, scale, like, *rules):
     """An item is a tile: LANES channels of one image."""
+    rules = Rules(*rules)
+    grad, boxes, given, scale = as_arrays(sums, boxes, given, total, scale, like, rules)
     taps, bins, plane = _empty_taps(rules, grad), rules.rows * rules.columns, rules.height * rules.width
     lists = empty_lists(_most_in_bin(rules), grad)
     tile, shares = np.empty((plane, LANES), grad.dtype), np.zeros((bins, LANES), grad.dtype)
@@ -342,7 +359,10 @@ def _give_back_tiles(begin, end, given, boxes, scale, rules, grad):
 
 
 @jit
-def _give_back_maximum(begin, end, given, boxes, argmax_y, argmax_x, rules, block, grad):
+def _give_back_maximum(begin, end, given, boxes, sums, total, scale, like, argmax_y, argmax_x, block, *rules):
+    rules = Rules(*rules)
+    grad, boxes, given, _ = as_arrays(sums, boxes, given, total, scale, like, rules)
+    argmax_y, argmax_x = array_at(argmax_y, len(given), like), array_at(argmax_x, len(given), like)
     real = grad.dtype.type
     blocks, bins, plane = -(-rules.channels // block), rules.rows * rules.columns, rules.height * rules.width
     pixel = rules.channels if rules.channels_last else 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
-from triops._rois import check_boxes, empty_in_format, empty_like_format, images_of, neighbors, samples_along
+from triops._rois import check_boxes, empty_in_format, format_of, images_of, neighbors, samples_along
 
 LOWEST = torch.finfo(torch.float32).min  # the maximum of no samples, in every dtype
 NOWHERE = -2.0  # the position of a maximum that is no sample on the map
@@ -163,7 +163,8 @@ def empty_outputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output and positions of the maxima [K, C, PH, PW], lying in memory as the input does; a mean has none."""
     shape, real = (boxes.shape[0], input.shape[1], pooled_height, pooled_width), compute_dtype(input.dtype)
-    output = empty_like_format(shape, input.dtype, input)
+    place = input.device, format_of(input) == torch.channels_last
+    output = empty_in_format(shape, input.dtype, *place)
     if mode == "avg":
         return output, input.new_empty(0, dtype=real), input.new_empty(0, dtype=real)
-    return output, empty_like_format(shape, real, input), empty_like_format(shape, real, input)
+    return output, empty_in_format(shape, real, *place), empty_in_format(shape, real, *place)

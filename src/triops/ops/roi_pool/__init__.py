@@ -124,7 +124,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grad = _roi_pool_backward(grad_output, *ctx.saved_tensors, *ctx.sizes, ctx.channels_last)
+    grad = _roi_pool_backward.of_backward(grad_output, *ctx.saved_tensors, *ctx.sizes, ctx.channels_last)
     return grad, None, None, None, None
 
 

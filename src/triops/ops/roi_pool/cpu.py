@@ -11,18 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from triops._cpu.addresses import ELEMENTS, array_at, laid
 from triops._cpu.jit import jit
-from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
-from triops._cpu.rois import check_images, worth_tiles
+from triops._cpu.memory import in_huge_pages
+from triops._cpu.rois import as_arrays, on_images, worth_tiles
 from triops._cpu.threads import run
 from triops._cpu.vectors import LANES, take_maxima, transpose
 from triops._dtypes import compute_dtype
-from triops._rois import empty_in_format, format_of
+from triops._rois import empty_in_format, format_of, no_image
 from triops.ops.roi_pool.reference import LOWEST, NONE, empty_outputs
 
 VALUES_PER_THREAD = 100_000
 PIXELS = 16  # guess of the pixels of a bin
 BLOCK = 16  # channels per work item of the backward
+PLACE = np.empty(0, np.int32)  # by which a kernel knows the element type of `argmax`
 
 
 class Rules(NamedTuple):
@@ -36,26 +38,28 @@ class Rules(NamedTuple):
 
 
 def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
-    real = compute_dtype(input.dtype)
-    boxes = as_numpy(boxes, real)
-    check_images("roi_pool", boxes, input.shape[0])
+    real, layout = compute_dtype(input.dtype), format_of(input)
+    batch, channels, height, width = input.shape
+    rows, total, like = laid(boxes, real), boxes.shape[0], ELEMENTS[real]
+    if not on_images(rows.data_ptr(), total, batch, like):
+        raise no_image("roi_pool", batch)
     output, argmax = empty_outputs(input, boxes, pooled_height, pooled_width)
     if input.numel() == 0 or output.numel() == 0:
         return output.zero_(), argmax.fill_(NONE)
-    layout = format_of(input)
-    values = output if output.dtype == real else torch.empty_like(output, dtype=real)
+    maps = laid(input, real, layout)
+    values = output if output.dtype is real else torch.empty_like(output, dtype=real)
     in_huge_pages(values)
     in_huge_pages(argmax)
-    batch, channels, height, width = input.shape
-    rules = Rules(batch, channels, height, width, pooled_height, pooled_width, layout == torch.channels_last)
-    reads = PIXELS * len(boxes) * pooled_height * pooled_width
-    operands = flat(input, layout, real), boxes, np.array([spatial_scale], boxes.dtype), rules
-    outputs = flat(values, layout), flat(argmax, layout)
-    if not rules.channels_last and worth_tiles(reads, batch, height, width):
+    rules = batch, channels, height, width, pooled_height, pooled_width, layout == torch.channels_last
+    reads = PIXELS * total * pooled_height * pooled_width
+    operands = maps.data_ptr(), rows.data_ptr(), values.data_ptr(), total, spatial_scale, like
+    if layout != torch.channels_last and worth_tiles(reads, batch, height, width):
         work = LANES * (height * width + reads // batch)
-        run(_maximum_tiles, batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // work), *operands, *outputs)
+        items, grain = batch * -(-channels // LANES), max(1, VALUES_PER_THREAD // work)
+        run(_maximum_tiles, items, grain, *operands, argmax.data_ptr(), *rules)
     else:
-        run(_maximum, len(boxes), max(1, VALUES_PER_THREAD * len(boxes) // (reads * channels)), *operands, *outputs)
+        grain = max(1, VALUES_PER_THREAD * total // (reads * channels))
+        run(_maximum, total, grain, *operands, argmax.data_ptr(), *rules)
     if values is not output:
         output.copy_(values)
     return output, argmax
@@ -64,18 +68,21 @@ def roi_pool_forward(input, boxes, pooled_height, pooled_width, spatial_scale):
 def roi_pool_backward(grad_output, boxes, argmax, batch, height, width, channels_last):
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    boxes = as_numpy(boxes, real)
-    check_images("roi_pool_backward", boxes, batch)
-    sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
-    if sums.numel() > 0 and grad_output.numel() > 0:
+    boxes, like = laid(boxes, real), ELEMENTS[real]
+    if not on_images(boxes.data_ptr(), total, batch, like):
+        raise no_image("roi_pool_backward", batch)
+    sums = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last)
+    if sums.numel() > 0:
+        in_huge_pages(sums)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        rules = Rules(batch, channels, height, width, rows, columns, channels_last)
+        given, places = laid(grad_output, real, layout), laid(argmax, torch.int32, layout)
         # Of a channels-last gradient every block reads the same lines: as few blocks as there are threads.
         block = max(4 * BLOCK, channels // torch.get_num_threads()) if channels_last else BLOCK
-        grain = max(1, VALUES_PER_THREAD // (min(block, channels) * rows * columns * -(-total // batch)))
-        run(_give_back, batch * -(-channels // block), grain, flat(grad_output, layout, real), boxes,
-            flat(argmax, layout), rules, block, flat(sums, layout))  # fmt: skip
-    return sums.to(grad_output.dtype)
+        work = min(block, channels) * (rows * columns * -(-total // batch) + height * width // LANES + 1)
+        run(_give_back, batch * -(-channels // block), VALUES_PER_THREAD // work + 1, given.data_ptr(),
+            boxes.data_ptr(), sums.data_ptr(), total, like, places.data_ptr(), block, batch, channels, height, width,
+            rows, columns, channels_last)  # fmt: skip
+    return sums if sums.dtype is grad_output.dtype else sums.to(grad_output.dtype)
 
 
 @jit
@@ -107,8 +114,11 @@ def _find_edges(box, scale, rules, edges):
 
 
 @jit
-def _maximum_tiles(begin, end, input, boxes, scale, rules, output, argmax):
+def _maximum_tiles(begin, end, maps, boxes, values, total, scale, like, argmax, *rules):
     """An item is a tile: LANES channels of one image, side by side."""
+    rules = Rules(*rules)
+    input, boxes, output, scale = as_arrays(maps, boxes, values, total, scale, like, rules)
+    argmax = array_at(argmax, len(output), PLACE)
     real, bins, plane = output.dtype.type, rules.rows * rules.columns, rules.height * rules.width
     edges = _empty_edges(rules)
     tops, bottoms, lefts, rights = edges
@@ -136,7 +146,10 @@ def _maximum_tiles(begin, end, input, boxes, scale, rules, output, argmax):
 
 
 @jit
-def _maximum(begin, end, input, boxes, scale, rules, output, argmax):
+def _maximum(begin, end, maps, boxes, values, total, scale, like, argmax, *rules):
+    rules = Rules(*rules)
+    input, boxes, output, scale = as_arrays(maps, boxes, values, total, scale, like, rules)
+    argmax = array_at(argmax, len(output), PLACE)
     plane, size = rules.height * rules.width, rules.channels * rules.rows * rules.columns
     edges = _empty_edges(rules)
     for k in range(begin, end):
@@ -207,12 +220,20 @@ def _maximum_vectors(input, image, rows, columns, rules, output, argmax, to):
 
 
 @jit
-def _give_back(begin, end, given, boxes, argmax, rules, block, grad):
+def _give_back(begin, end, given, boxes, sums, total, like, argmax, block, *rules):
+    rules = Rules(*rules)
+    grad, boxes, given, _ = as_arrays(sums, boxes, given, total, 1.0, like, rules)
+    argmax = array_at(argmax, len(given), PLACE)
     blocks, bins, plane = -(-rules.channels // block), rules.rows * rules.columns, rules.height * rules.width
     pixels = np.uint64(plane)
     for item in range(begin, end):
         n, first = item // blocks, item % blocks * block
         last = min(first + block, rules.channels)
+        if rules.channels_last:
+            for pixel in range(n * plane, (n + 1) * plane):
+                grad[pixel * rules.channels + first : pixel * rules.channels + last] = 0
+        else:
+            grad[(n * rules.channels + first) * plane : (n * rules.channels + last) * plane] = 0
         for k in range(boxes.shape[0]):
             if np.int64(boxes[k, 0]) != n:
                 continue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triops._dtypes import compute_dtype
-from triops._rois import check_boxes, empty_in_format, empty_like_format, images_of
+from triops._rois import check_boxes, empty_in_format, format_of, images_of
 
 LOWEST = torch.finfo(torch.float32).min  # the maximum where no pixel of a bin is higher, in every dtype
 NONE = -1  # the pixel of a maximum that is none
@@ -90,4 +90,5 @@ def bins(
 def empty_outputs(input: Tensor, boxes: Tensor, pooled_height: int, pooled_width: int) -> tuple[Tensor, Tensor]:
     """Output and pixels of the maxima, lying in memory as the input does."""
     shape = (boxes.shape[0], input.shape[1], pooled_height, pooled_width)
-    return empty_like_format(shape, input.dtype, input), empty_like_format(shape, torch.int32, input)
+    place = input.device, format_of(input) == torch.channels_last
+    return empty_in_format(shape, input.dtype, *place), empty_in_format(shape, torch.int32, *place)
