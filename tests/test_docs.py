@@ -24,8 +24,8 @@ OPERATORS = sorted((DOCS / "operators").glob("*.md"))
 DESIGN = sorted((DOCS / "operators" / "design").glob("*.md"))
 USERS = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "design"]  # others: for those who change it
 
-# Tables to look things up in, and pictures: not read from one end to the other.
-LONG = {"docs/traceability.md", "docs/results.md", "docs/gallery.md"}
+# A table to look things up in, and pictures side by side: not read from one end to the other.
+LONG = {"docs/traceability.md", "docs/gallery.md"}
 # What a measured number is written with; "1e-5 apart" and numbers without a unit are left to the reader's eye.
 UNITS = (
     r"x\b(?! ?\d)| times (?:as|faster|slower|longer|less|more)| ?%|"
@@ -181,6 +181,15 @@ def test_a_figure_by_hand_is_found() -> None:
     assert figures_by_hand(table + "29 us (3x), 1.4 times as long, 12 to 40 % more; `4 ms`; 2 x 3") == [
         "29 us", "3x", "1.4 times as", "40 %"
     ]  # fmt: skip
+
+
+def test_columns_without_a_heading_are_all_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row keeps each of its cells where two columns are called the same."""
+    table = {"taken": "today", "columns": ["", ""], "rows": [["losses", "1e-7"]]}
+    (tmp_path / "page.json").write_text(json.dumps({"runs": table}))
+    (tmp_path / "page.md").write_text("<!-- table: runs -->\n<!-- end -->\n")
+    monkeypatch.setattr(trials, "TRIALS", tmp_path)
+    assert "\n| losses | 1e-7 |\n" in trials.filled(tmp_path / "page.md", {})
 
 
 def test_every_table_of_trials_is_on_its_page() -> None:
