@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import re
@@ -43,6 +44,8 @@ LIMITS = {
     "docs/reliability.md": ["more than 256 MB"],
     "docs/traceability.md": ["beyond 2 GiB", "an efficiency of 50 %"],
 }
+
+DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.Module)
 
 # Pages whose examples need something that the tests do not have.
 NOT_RUN = {
@@ -118,6 +121,19 @@ def test_a_page_begins_with_its_title_and_then_its_purpose(page: Path) -> None:
     assert empty == ""
     assert purpose
     assert not re.match(r"[#|<>*-]|```", purpose)
+
+
+@pytest.mark.parametrize("source", [*PAGES, *sorted((ROOT / "src/triops").rglob("*.py"))], ids=name_of)
+def test_shapes_with_a_star_are_code(source: Path) -> None:
+    """Two of them in a paragraph may be read as emphasis: [*kernel_size, C], also in docstrings of the API pages."""
+    text = source.read_text(encoding="utf-8")
+    docs = [text]
+    if source.suffix == ".py":
+        docs = [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(text)) if isinstance(n, DOCUMENTED)]
+    for doc in docs:
+        for paragraph in re.sub(r"```.*?```", "", doc, flags=re.DOTALL).split("\n\n"):
+            if ">>>" not in paragraph:
+                assert not re.search(r"\[\*\w[^*]*[^\s*]\*", re.sub(r"`[^`]*`", "", paragraph))
 
 
 def test_every_page_is_on_the_site() -> None:
