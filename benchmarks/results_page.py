@@ -26,16 +26,17 @@ CHART = ROOT / "docs" / "images" / "results.svg"
 HEAD = """# Measured results
 
 How fast each operator is, against whom, and where it is slower than this library wants it to be. First a summary, then
-what was measured, case by case. Numbers of other machines are welcome: see [how they are taken](acceptance.md#performance).
+what was measured, case by case. Numbers of other machines are welcome: see
+[how they are taken](acceptance.md#performance).
 
 <!-- Generated from benchmarks/results/*.json by `python benchmarks/results_page.py`; do not edit. -->
 """
 
 SUMMARY_WORDS = """
 **ratio**: how many times longer the other takes: for each operator the median over its cases, and of these the median,
-the lowest and the highest. **bar**: the least ratio, or on a GPU the longest time, that this library accepts for a case;
-many cases have one. **torch**: the same function written with torch's own operators, or the reference of triops, on the
-same device. On a GPU times are of plain calls, host work included; compiled code there has a
+the lowest and the highest. **bar**: the least ratio, or on a GPU the longest time, that this library accepts for a
+case; many cases have one. **torch**: the same function written with torch's own operators, or the reference of triops,
+on the same device. On a GPU times are of plain calls, host work included; compiled code there has a
 [section of its own](#plain-calls-on-an-nvidia-h200).
 """
 
