@@ -187,13 +187,19 @@ def test_measured_figures_are_written_by_a_script(page: Path) -> None:
 
 
 def figures_by_hand(text: str) -> list[str]:
-    """Numbers with a measuring unit outside of marks and code."""
-    text = re.sub(r"```.*?```|`[^`]*`", "", trials.TABLE.sub("", text), flags=re.DOTALL)
+    """Numbers with a measuring unit outside of marks and code; in comments of code, too."""
+    text = re.sub(r"```.*?```", _comments, trials.TABLE.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`", "", text)
     return re.findall(rf"\b[\d.,]*\d(?:{UNITS})", text)
+
+
+def _comments(code: re.Match[str]) -> str:
+    return "\n".join(re.findall(r"#.*", code[0]))
 
 
 def test_a_figure_by_hand_is_found() -> None:
     table = "<!-- table: cpu -->\n| 7 us |\n<!-- end -->\n"
+    assert figures_by_hand("```bash\nmake demo SECONDS=5  # 20 s\n```") == ["20 s"]
     assert figures_by_hand(table + "29 us (3x), 1.4 times as long, 12 to 40 % more; `4 ms`; 2 x 3") == [
         "29 us", "3x", "1.4 times as", "40 %"
     ]  # fmt: skip
