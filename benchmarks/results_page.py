@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,38 +25,48 @@ CHART = ROOT / "docs" / "images" / "results.svg"
 
 HEAD = """# Measured results
 
-How fast each operator is, against whom, and where it misses what this library holds itself to. First one table of
-everything, then every case. Numbers of other machines are welcome: see [how they are taken](acceptance.md#performance).
+How fast each operator is, against whom, and where it is slower than this library wants it to be. First a summary, then
+what was measured, case by case. Numbers of other machines are welcome: see
+[how they are taken](acceptance.md#performance).
 
 <!-- Generated from benchmarks/results/*.json by `python benchmarks/results_page.py`; do not edit. -->
 """
 
 SUMMARY_WORDS = """
-**ratio**: how many times longer the other takes; the median over the cases, and the lowest and highest. **misses**:
-cases that do not reach their bar, of those that have one. "plain torch": the reference of triops on the
-same device. On a GPU times are of plain calls, host work included.
+**ratio**: how many times longer the other takes: for each operator the median over its cases, and of these the median,
+the lowest and the highest. **bar**: the least ratio, or on a GPU the longest time, that this library accepts for a
+case; many cases have one. **torch**: the same function written with torch's own operators, or the reference of triops,
+on the same device. On a GPU times are of plain calls, host work included; compiled code there has a
+[section of its own](#plain-calls-on-an-nvidia-h200).
+"""
 
+ROWS_WORDS = """
+**ratio**: the median over the cases, with the lowest and the highest. **misses**: the cases that do not reach their
+bar, of those that have one. "plain torch": the reference of triops on the same device.
+"""
+
+CHART_WORDS = """
 ![Median ratios on a logarithmic scale, without those against plain torch](images/results.svg)
 """
 
 GPU_WORDS = """
-Microseconds. **graph**: the median replay of a CUDA graph, which is what the kernels cost (an empty replay reads about
-4.5). **eager**: a plain call, host work included. The host's cores are shared: the same call may take twice as long
-where others are busy, and where the results file has a `python_us`, 600 to 650 of it says that nobody was. **floor**:
-the bytes that must move, at the bandwidth of a large copy on the same machine. **efficiency**: floor over graph.
-**bar**: what this library holds itself to; a time over it is marked "over". **reference**, where it was timed: the
-plain-torch reference on the same GPU.
+Microseconds. **graph**: the median replay of a CUDA graph, which is what the kernels cost and the launch of the graph.
+**eager**: a plain call, host work included. The host's cores are shared: the same call may take twice as long where
+others are busy; `python_us` in the results file, a loop of plain Python timed beside the call, says how busy they were
+({lowest} to {highest}). **floor**: the bytes that must move, at the bandwidth of a large copy on the same machine.
+**efficiency**: floor over graph. **bar**: the longest time that this library accepts; a time over it is marked "over".
+**reference**, where it was timed: the plain-torch reference on the same GPU.
 """
 
 CPU_WORDS = """
 Ratios taken in one process, interleaved, on one thread unless said: how many times longer the other takes.
-**bar**: what this library holds itself to; a ratio below it is marked "under".
+**bar**: the least ratio that this library accepts; a ratio below it is marked "under".
 """
 
 
 THREAD_WORDS = """
 How many times faster two threads are than one, where one takes at least 0.4 ms: `benchmarks/threads.py`. The machine is
-noisy: ratios differ by 0.2 and more between runs.
+shared, so ratios differ from run to run.
 """
 
 EAGER_WORDS = """
@@ -70,6 +81,8 @@ Detectors of mmdetection3d, unmodified, from the configs it ships, with random w
 [how they run](dropin/mmdetection.md). Scenes are synthetic, of the size of the data set's own. **triops**: the share of
 the time that the operators of this library take, host work included; the rest is torch and mmdetection3d.
 """
+
+COMPILED = re.compile("mmcv|spconv|torchvision C|C loop")  # whom a row is against: code that others compiled
 
 
 class Row(NamedTuple):
@@ -116,20 +129,48 @@ def _ratios(case: dict[str, Any], gpu: bool) -> Iterator[tuple[str, float, int |
 
 
 def _summary() -> str:
-    lines = ["| operator | machine | against | ratio | misses |", "| --- | --- | --- | ---: | ---: |"]
+    missed = [row for row in rows() if row.misses]
+    parts = ["\n## Summary\n", SUMMARY_WORDS, "\n", _overview()]
+    if missed:
+        parts += ["\nThe operators of which cases miss their bar:\n\n", _rows(missed)]
+    return "".join([*parts, CHART_WORDS, _folded("Every operator", ROWS_WORDS + "\n" + _rows(rows()))])
+
+
+def _overview() -> str:
+    """A line per machine and kind of opponent: the median over operators of their ratios."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows():
+        if row.against != "one thread":  # of the same operator
+            kind = "compiled code of mmcv, spconv and torchvision, C" if COMPILED.search(row.against) else "torch"
+            groups.setdefault((row.machine, kind), []).append(row)
+    lines = [
+        "| machine | against | operators | ratio | lowest | highest | misses |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (machine, kind), found in groups.items():
+        ratios = [median(row.ratios) for row in found]
+        numbers = " | ".join(f"{_number(value)}x" for value in (median(ratios), min(ratios), max(ratios)))
+        operators = len({row.operator for row in found})
+        misses = f"{sum(row.misses for row in found)} of {sum(row.bars for row in found)}"
+        lines.append(f"| {machine} | {kind} | {operators} | {numbers} | {misses} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(found: list[Row]) -> str:
+    lines = ["| operator | machine | against | ratio | misses |", "| --- | --- | --- | ---: | ---: |"]
+    for row in found:
         low, high = (f"{_number(value)}x" for value in (min(row.ratios), max(row.ratios)))
         span = f" ({low} to {high})" if len(row.ratios) > 1 else ""
         misses = f"{row.misses} of {row.bars}" if row.bars else ""
         ratio = f"{_number(median(row.ratios))}x{span}"
         lines.append(f"| {row.operator} | {row.machine} | {_cell(row.against)} | {ratio} | {misses} |")
-    return "\n## Summary\n" + SUMMARY_WORDS + "\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def chart() -> str:
     """An SVG of the median ratios against others than plain torch, longest first."""
     found = sorted((row for row in rows() if row.against != "plain torch"), key=lambda row: -median(row.ratios))
-    left, right, line = 230, 830, 20
+    left, right, line = 230, 830, 15
     most = math.ceil(math.log10(max(median(row.ratios) for row in found)))
     scale = (right - left) / most
 
@@ -148,9 +189,9 @@ def chart() -> str:
     for number, row in enumerate(found):
         y, end = 30 + line * number, at(median(row.ratios))
         against = row.against if len(row.against) <= 30 else row.against[:28] + "..."
-        parts.append(f'<rect x="{left}" y="{y}" width="{end - left:.0f}" height="14" fill="#3f51b5"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{escape(row.operator)}</text>')
-        parts.append(f'<text x="{end + 5:.0f}" y="{y + 11}" fill="#555" font-size="10">{escape(against)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{end - left:.0f}" height="11" fill="#3f51b5"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 10}" text-anchor="end">{escape(row.operator)}</text>')
+        parts.append(f'<text x="{end + 5:.0f}" y="{y + 9}" fill="#555" font-size="10">{escape(against)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -161,18 +202,26 @@ def page() -> str:
     parts = [HEAD, _summary()]
     for machine in dict.fromkeys(f["machine"] for f in files if _is_gpu(f)):
         cases = [_gpu(f) for f in files if f["machine"] == machine and _is_gpu(f)]
-        parts += [f"\n## {machine}\n{GPU_WORDS}", _folded("All cases, by operator", "".join(cases))]
+        words = GPU_WORDS.format(lowest=min(_host(files)), highest=f"{max(_host(files)):,}")
+        parts += [f"\n## {machine}\n{words}", _folded("All cases, by operator", "".join(cases))]
     for machine in dict.fromkeys(f["machine"] for f in files if not _is_gpu(f)):
         cases = [_cpu(f) for f in files if f["machine"] == machine and not _is_gpu(f)]
         parts += [f"\n## {machine}\n{CPU_WORDS}", _folded("All cases, by operator", "".join(cases))]
     for file in every:
         if "threads" in file and "cases" not in file and "networks" not in file:
-            parts += [f"\n## A second thread\n{THREAD_WORDS}", _folded("All operators", _threads(file))]
+            reached = sum(row["ratio"] >= file["must_ratio"] for row in file["threads"])
+            words = f"{reached} of {len(file['threads'])} cases reach the bar of {_number(file['must_ratio'])}x.\n"
+            parts += [f"\n## A second thread\n{THREAD_WORDS}{words}", _folded("All operators", _threads(file))]
     parts.append(_eager())
     networks = [file for file in every if "networks" in file]
     if networks:
         parts += [f"\n## Whole networks\n{NETWORK_WORDS}", *(_networks(file) for file in networks)]
     return "".join(parts)
+
+
+def _host(files: list[dict[str, Any]]) -> list[int]:
+    """What a loop of plain Python took beside each case on a GPU."""
+    return [case["python_us"] for file in files for case in file["cases"] if "python_us" in case]
 
 
 def _eager() -> str:
@@ -208,7 +257,7 @@ def _threads(file: dict[str, Any]) -> str:
         cells = [row["operator"], _cell(row["case"]), _number(row["one_ms"]), _number(row["two_ms"])]
         lines.append(f"| {' | '.join(cells)} | {_number(row['ratio'])}x{under} |")
     versions = f"torch {file['torch']}, numba {file['numba']}"
-    words = f"{file['machine']}, {file['date']}, {versions}. Bar {_number(file['must_ratio'])}x."
+    words = f"{file['machine']}, {file['date']}, {versions}."
     return "\n" + "\n".join(lines) + f"\n\n<small>{words}</small>\n"
 
 
@@ -228,7 +277,7 @@ def _networks(file: dict[str, Any]) -> str:
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     notes = [f"{file['date']}, torch {file['torch']}.", *([f"{file['note']}."] if file.get("note") else [])]
-    return f"\n### {file['machine']}\n\n" + "\n".join(lines) + f"\n\n<small>{' '.join(notes)}</small>\n"
+    return _folded(file["machine"], "\n" + "\n".join(lines) + f"\n\n<small>{' '.join(notes)}</small>\n")
 
 
 def _is_gpu(file: dict[str, Any]) -> bool:

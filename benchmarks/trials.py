@@ -45,7 +45,7 @@ def _table(table: dict[str, Any]) -> str:
     lines = [columns, ["---:" if is_right else "---" for is_right in right]]
     for row in rows:
         values = dict(zip(columns, row, strict=True))
-        lines.append([_cell(value) + _ratio(table, values, name) for name, value in values.items()])
+        lines.append([_cell(value) + _ratio(table, values, name) for name, value in zip(columns, row, strict=True)])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{text}\n\n<small>{table['taken']}</small>\n"
 

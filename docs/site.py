@@ -57,7 +57,7 @@ def _results(folders: list[str]) -> str:
     files = [ROOT / "src" / "triops" / "ops" / folder / "reference.py" for folder in folders]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     operators = {*re.findall(r"^def (\w+)\(", text, re.MULTILINE)}
-    head, rule, *rows = _table("docs/results.md", "## Summary").split("\n")
+    head, rule, *rows = _table("docs/results.md", "<summary>Every operator").split("\n")
     rows = [row for row in rows if row.split(" | ")[0].lstrip("| ") in operators]
     return "\n".join([head, rule, *rows]) if rows else "No figures in `benchmarks/results` yet."
 

@@ -174,11 +174,15 @@ def test_check_takes_public_names(cli: Call, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["check", "bench"])
 def test_an_unknown_operator_is_named_with_the_known_ones(cli: Call, name: str) -> None:
-    done = cli(name, "points_in_spheres")
+    done = cli(name, "frustum")
     assert done.status == 2
-    assert done.err.startswith(f"triops {name}: no operator points_in_spheres; there are ")
+    assert done.err.startswith(f"triops {name}: no operator frustum; there are ")
     assert done.err.count("\n") == 1
     assert "nms3d" in done.err
+
+
+def test_an_operator_that_is_misspelt_is_named(cli: Call) -> None:
+    assert cli("check", "voxelise").err == "triops check: no operator voxelise; did you mean voxelize?\n"
 
 
 # What cannot be done here is one sentence

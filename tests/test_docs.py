@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import re
@@ -24,8 +25,8 @@ OPERATORS = sorted((DOCS / "operators").glob("*.md"))
 DESIGN = sorted((DOCS / "operators" / "design").glob("*.md"))
 USERS = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "design"]  # others: for those who change it
 
-# Tables to look things up in, and pictures: not read from one end to the other.
-LONG = {"docs/traceability.md", "docs/results.md", "docs/gallery.md"}
+# A table to look things up in, and pictures side by side: not read from one end to the other.
+LONG = {"docs/traceability.md", "docs/gallery.md"}
 # What a measured number is written with; "1e-5 apart" and numbers without a unit are left to the reader's eye.
 UNITS = (
     r"x\b(?! ?\d)| times (?:as|faster|slower|longer|less|more)| ?%|"
@@ -43,6 +44,8 @@ LIMITS = {
     "docs/reliability.md": ["more than 256 MB"],
     "docs/traceability.md": ["beyond 2 GiB", "an efficiency of 50 %"],
 }
+
+DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.Module)
 
 # Pages whose examples need something that the tests do not have.
 NOT_RUN = {
@@ -120,6 +123,19 @@ def test_a_page_begins_with_its_title_and_then_its_purpose(page: Path) -> None:
     assert not re.match(r"[#|<>*-]|```", purpose)
 
 
+@pytest.mark.parametrize("source", [*PAGES, *sorted((ROOT / "src/triops").rglob("*.py"))], ids=name_of)
+def test_shapes_with_a_star_are_code(source: Path) -> None:
+    """Two of them in a paragraph may be read as emphasis: [*kernel_size, C], also in docstrings of the API pages."""
+    text = source.read_text(encoding="utf-8")
+    docs = [text]
+    if source.suffix == ".py":
+        docs = [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(text)) if isinstance(n, DOCUMENTED)]
+    for doc in docs:
+        for paragraph in re.sub(r"```.*?```", "", doc, flags=re.DOTALL).split("\n\n"):
+            if ">>>" not in paragraph:
+                assert not re.search(r"\[\*\w[^*]*[^\s*]\*", re.sub(r"`[^`]*`", "", paragraph))
+
+
 def test_every_page_is_on_the_site() -> None:
     """The pages of operators and of notebooks and the changelog are added by docs/site.py."""
     navigation = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
@@ -171,16 +187,31 @@ def test_measured_figures_are_written_by_a_script(page: Path) -> None:
 
 
 def figures_by_hand(text: str) -> list[str]:
-    """Numbers with a measuring unit outside of marks and code."""
-    text = re.sub(r"```.*?```|`[^`]*`", "", trials.TABLE.sub("", text), flags=re.DOTALL)
+    """Numbers with a measuring unit outside of marks and code; in comments of code, too."""
+    text = re.sub(r"```.*?```", _comments, trials.TABLE.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`", "", text)
     return re.findall(rf"\b[\d.,]*\d(?:{UNITS})", text)
+
+
+def _comments(code: re.Match[str]) -> str:
+    return "\n".join(re.findall(r"#.*", code[0]))
 
 
 def test_a_figure_by_hand_is_found() -> None:
     table = "<!-- table: cpu -->\n| 7 us |\n<!-- end -->\n"
+    assert figures_by_hand("```bash\nmake demo SECONDS=5  # 20 s\n```") == ["20 s"]
     assert figures_by_hand(table + "29 us (3x), 1.4 times as long, 12 to 40 % more; `4 ms`; 2 x 3") == [
         "29 us", "3x", "1.4 times as", "40 %"
     ]  # fmt: skip
+
+
+def test_columns_without_a_heading_are_all_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row keeps each of its cells where two columns are called the same."""
+    table = {"taken": "today", "columns": ["", ""], "rows": [["losses", "1e-7"]]}
+    (tmp_path / "page.json").write_text(json.dumps({"runs": table}))
+    (tmp_path / "page.md").write_text("<!-- table: runs -->\n<!-- end -->\n")
+    monkeypatch.setattr(trials, "TRIALS", tmp_path)
+    assert "\n| losses | 1e-7 |\n" in trials.filled(tmp_path / "page.md", {})
 
 
 def test_every_table_of_trials_is_on_its_page() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import tempfile
@@ -43,7 +44,9 @@ def choose_operators(names: Sequence[str]) -> list[str]:
             unknown.append(name)
     if unknown:
         known = sorted({*OPERATORS, *(n for n in triops.__all__ if operators_of(n))})
-        raise UsageError(f"no operator {', '.join(unknown)}; there are {', '.join(known)}")
+        close = [near for name in unknown for near in difflib.get_close_matches(name, known, n=1)]
+        there = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+        raise UsageError(f"no operator {', '.join(unknown)}; {there}")
     return [name for name in OPERATORS if name in chosen]
 
 

@@ -182,8 +182,12 @@ def _shape_remedy(name: str, got: Sequence[int], pattern: Sequence[int | str]) -
 
     >>> _shape_remedy("boxes", [2, 5, 9], ["B", "T", 7]), _shape_remedy("points", [50, 3], ["B", "M", 3])
     ('; if the columns behind the first 7 are features: boxes[..., :7]', '; with a batch axis: points[None]')
+    >>> _shape_remedy("boxes", [9, 4], ["K", 5])
+    '; the first column is the image of each box'
     """
     *axes, columns = pattern or ("",)
+    if (name, axes, [*got[1:]]) in (("boxes", ["K"], [4]), ("boxes", ["K"], [5])) and got[1] + 1 == columns:
+        return "; the first column is the image of each box"
     if columns not in (3, 7) or not got:
         return ""
     if len(got) == len(pattern) and got[-1] > columns:

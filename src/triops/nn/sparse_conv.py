@@ -41,9 +41,9 @@ class SparseConvolution(Window):
         act_beta: taken for the sake of programs written for spconv, without effect.
         name: what errors call the layer.
 
-    `weight` is [out_channels, *kernel_size, in_channels], `bias` [out_channels]: the layout of spconv 2's checkpoints.
-    Under autocast, features, weight and bias take autocast's dtype, unless they are float64. No input sites, or none
-    left, give no output sites.
+    `weight` is `[out_channels, *kernel_size, in_channels]`, `bias` [out_channels]: the layout of spconv 2's
+    checkpoints. Under autocast, features, weight and bias take autocast's dtype, unless they are float64. No input
+    sites, or none left, give no output sites.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class SparseConvolution(Window):
 
 
 class KernelFirstWeight(SparseConvolution):
-    """A convolution whose `weight` is stored as [*kernel_size, in_channels, out_channels], as mmcv and spconv 1 do.
+    """A convolution whose `weight` is stored as `[*kernel_size, in_channels, out_channels]`, as mmcv and spconv 1 do.
 
     >>> class SubMConv3dOfMmcv(KernelFirstWeight, SubMConv3d): pass
     >>> SubMConv3dOfMmcv(4, 8, 3).weight.shape

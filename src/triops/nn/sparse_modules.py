@@ -263,14 +263,14 @@ _ACTIVATION_NAMES: dict[type, str] = {
 
 
 class SparseIdentity(nn.Identity):
-    """Gives back what it takes."""
+    """Returns its input."""
 
 
 _SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
 
 
 class Identity(SparseModule):
-    """Gives back what it takes."""
+    """Returns its input."""
 
     def forward(self, input: Any) -> Any:
         return input
@@ -363,7 +363,7 @@ class AddTable(_Table):
 
 
 class ConcatTable(SparseModule):
-    """Gives its input to each of its modules, and the list of what they answer.
+    """Passes its input to each of its modules, and returns the list of their outputs.
 
     >>> from triops.nn import AddTable, ConcatTable, Identity, SparseSequential, SubMConv3d
     >>> residual = SparseSequential(ConcatTable().add(Identity()).add(SubMConv3d(8, 8, 3)), AddTable())

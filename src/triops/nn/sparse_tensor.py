@@ -109,9 +109,9 @@ class SparseConvTensor:
             check.same_device(features=features, indices=indices)
         sizes = check.integers("spatial_shape", spatial_shape)
         if len(sizes) != indices.shape[1] - 1:
-            check.fail(
-                f"spatial_shape must have {indices.shape[1] - 1} entries, one for each axis of indices, got {sizes}"
-            )
+            entries, columns = indices.shape[1] - 1, "one for each column of indices behind the batch element"
+            remedy = "; is the column of the batch element missing in indices?" if len(sizes) == entries + 1 else ""
+            check.fail(f"spatial_shape must have {entries} entries, {columns}, got {sizes}{remedy}")
         if any(not 1 <= size <= MAX_EXTENT for size in sizes):
             check.fail(f"spatial_shape must be at least 1 on every axis, and below 2**31, got {sizes}")
         if not same_size(features, indices):

@@ -94,7 +94,7 @@ def _bad_calls() -> list[BadCall]:
 
     return [
         bad("input of rank 3", ValueError, r"input must have shape \[N, C, H, W\]", input=input[0]),
-        bad("boxes of 4 columns", ValueError, r"boxes must have shape \[K, 5\]", boxes=boxes[:, 1:]),
+        bad("boxes of 4 columns", ValueError, r"boxes must have shape \[K, 5\].*the image of each", boxes=boxes[:, 1:]),
         bad("a list of other length", ValueError, "one Tensor per image .*got 1 for 2", boxes=[boxes[:, 1:]]),
         bad("a list of 5 columns", ValueError, r"boxes of image 0 must be .*\[L, 4\], got \[4, 5\]", boxes=[boxes] * 2),
         bad("a list of lists", TypeError, "boxes must be a Tensor", boxes=[[0.0] * 5] * 2),

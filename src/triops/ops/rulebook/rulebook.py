@@ -85,7 +85,7 @@ class Rulebook:
         self, in_indices: Tensor, out_indices: Tensor, in_shape: list[int], out_shape: list[int], batch_size: int,
         kernel_size: list[int], gather: Tensor, scatter: Tensor | None,
     ) -> None:  # fmt: skip
-        """From tables made by hand, which are copied; see the attributes.
+        """Make a rulebook from tables made by hand, which are copied; see the attributes.
 
         Without `scatter` the rulebook is mirrored: its inputs are its outputs.
         """

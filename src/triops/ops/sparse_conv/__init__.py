@@ -27,8 +27,8 @@ def sparse_conv(features: Tensor, weight: Tensor, rulebook: Rulebook, bias: Tens
 
     Args:
         features: float tensor [N, Cin], one row for each input site of the rulebook.
-        weight: tensor [Cout, *kernel_size, Cin] of the same dtype (the layout of spconv 2.x), or float32 beside a half
-            type, to which it is rounded. Any strides: weights stored [*kernel_size, Cin, Cout] (mmcv) come as
+        weight: tensor `[Cout, *kernel_size, Cin]` of the same dtype (the layout of spconv 2.x), or float32 beside a
+            half type, to which it is rounded. Any strides: weights stored `[*kernel_size, Cin, Cout]` (mmcv) come as
             `w.permute(-1, *range(w.dim() - 1))`, without a copy.
         rulebook: see `Rulebook`; `rulebook.prepared()` where several convolutions share it.
         bias: tensor [Cout] of the same dtype, or None.

@@ -57,7 +57,8 @@ def as_numbers(operator: str, name: str, value: Any) -> list[float]:
 def check_points(operator: str, points: Tensor, voxel_size: Numbers, point_range: Numbers) -> None:
     check = _check.Checker(operator)
     if points.dim() != 2 or points.shape[1] < 3:
-        check.fail(f"points must have shape [N, C] with C at least 3, got {list(points.shape)}")
+        remedy = "; a batch goes one cloud at a time" if points.dim() == 3 else ""
+        check.fail(f"points must have shape [N, C] with C at least 3, got {list(points.shape)}{remedy}")
     check.dtype("points", points, _check.FLOATS)
     if points.shape[0] > MAX_NUMBERS:
         check.fail(f"points must be at most 2**30, since indices are int32, got {points.shape[0]}")

@@ -166,8 +166,8 @@ def _bad_calls(function: Callable[..., Any]) -> list[BadCall]:
         return BadCall(f"{function.__name__}: {what}", lambda: function(*call), error, f"{name}(_padded)?: .*{match}")
 
     calls = [
-        bad("points of rank 3", ValueError, r"points must have shape \[N, C\].*got \[1, 5, 4\]", points[None], size,
-            bounds),
+        bad("points of rank 3", ValueError, r"points must have shape \[N, C\].*got \[1, 5, 4\]; .*one cloud",
+            points[None], size, bounds),
         bad("points of two columns", ValueError, r"C at least 3, got \[5, 2\]", points[:, :2], size, bounds),
         bad("integer points", TypeError, "points must be float32.*got int64", points.long(), size, bounds),
         bad("a number as voxel_size", TypeError, "voxel_size must be a sequence of numbers, got float", points, 1.0,

@@ -50,10 +50,10 @@ class SparseConvolution(Layer, nn.SparseConvolution):
     [in_channels, out_channels] (https://github.com/traveller59/spconv/issues/450). Networks were trained with that, so
     their checkpoints mean that.
 
-    Checkpoints of spconv 1 and of mmcv, which store [*kernel_size, in_channels, out_channels], load as well: their
+    Checkpoints of spconv 1 and of mmcv, which store `[*kernel_size, in_channels, out_channels]`, load as well: their
     shape tells them apart. Where it cannot (kernel_size and channels all equal), or for spconv 2.0 and 2.1 with
-    [*kernel_size, out_channels, in_channels], the environment variable SPCONV_SAVED_WEIGHT_LAYOUT says what they are,
-    as it does for spconv: RSCK or RSKC.
+    `[*kernel_size, out_channels, in_channels]`, the environment variable SPCONV_SAVED_WEIGHT_LAYOUT says what they
+    are, as it does for spconv: RSCK or RSKC.
     """
 
     RECORDED_AS = "SparseConvolution"
