@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import pickletools
 import shutil
 import socket
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import triops_cli
-from triops.data import engine_local, engine_ray, files, records
+from triops.data import cpu, engine_local, engine_ray, files, pickles, records
 from triops.data.engine_local import LocalEngine
 from triops.data.frames import Frame, FrameError, FrameRef, points_of
 from triops.data.gtdb import GtDatabase, points_of_boxes
@@ -403,6 +404,53 @@ def test_a_small_pickle_makes_no_huge_array() -> None:
 
         with pytest.raises(PickleError, match="arrays far larger than the file"):
             load_pickle(pickle.dumps(Asked()))
+
+
+FAR = 100_000
+
+
+@pytest.mark.parametrize("put", [b"r" + FAR.to_bytes(4, "little"), b"p100000\n", b"p0100000\n", b"p1_000_0_0\n"])
+@pytest.mark.parametrize("before", [b"", b"\x80\x02", b"X\x01\x00\x00\x00r", b"\x8c\x02.p", b"Vr.\n", b"G" + b"r" * 8])
+def test_a_small_pickle_numbers_no_value_that_it_has_no_room_for(before: bytes, put: bytes) -> None:
+    for data in (before + b"N" + put + b".", before + b"N" + put.rstrip(b"\n")):
+        with pytest.raises(PickleError, match=r"infos\.pkl: refused: it numbers more values than it can hold"):
+            load_pickle(data, "infos.pkl")
+
+
+def test_a_pickle_may_number_values_as_it_likes_within_its_size() -> None:
+    assert load_pickle(b"]r\x00\xff\x00\x00p65535\n.") == []
+    value = [str(i) for i in range(70_000)]  # more than are always allowed
+    for protocol in range(5):
+        assert load_pickle(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_instructions_of_a_pickle_are_told_from_what_follows_them(protocol: int) -> None:
+    small = [
+        None,
+        True,
+        1,
+        300,
+        70_000,
+        -(10**30),
+        10**700,
+        1.5,
+        "",
+        "rp.",
+        "rp." * 100,
+        b"r.",
+        b"rp." * 100,
+        "\u0105\n",
+    ]
+    many = [{str(i): (i, [i], {i})} for i in range(300)]  # numbers of one byte, then of four
+    value = [small, many, bytearray(b"rp.") * 100, np.arange(3.0), np.array(["a"]), Path("x"), frozenset({1})]
+    data = pickle.dumps(value, protocol)
+    puts = [(at, number) for code, number, at in pickletools.genops(data) if code.name in ("PUT", "LONG_BINPUT")]
+    for limit in range(0, len(many), 7):
+        expected = next((at for at, number in puts if number >= limit), -1)
+        assert cpu.first_far_put(np.frombuffer(data, np.uint8), pickles.arguments(), limit) == expected
+    for end in range(len(data) - 200, len(data)):  # cut off
+        cpu.first_far_put(np.frombuffer(data[:end], np.uint8), pickles.arguments(), 1 << 40)
 
 
 # Engines, shards and restarts
