@@ -6,6 +6,8 @@ where they lie. The vectors are spelled out because LLVM does not find them: to 
 inputs.
 """
 
+import math
+
 import numpy as np
 from numba import types
 from numba.core import cgutils
@@ -24,7 +26,7 @@ def by_lanes(matrices):
     for group, first in enumerate(range(0, lines, LANES)):
         some = matrices[..., first : first + LANES, :]
         found[..., group, :, : some.shape[-2]] = some.swapaxes(-1, -2)
-    return found.reshape(-1, *found.shape[-3:])
+    return found.reshape(math.prod(outer), *found.shape[-3:])  # not -1, which NumPy cannot find of an empty array
 
 
 @intrinsic

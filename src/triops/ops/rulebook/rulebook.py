@@ -139,7 +139,7 @@ class Rulebook:
         padding: Ints = 0, dilation: Ints = 1, out_padding: Ints = 0, transpose: bool = False,
         capacity: int | None = None, owners: Tensor | None = None, both: bool = True,
     ) -> Rulebook:  # fmt: skip
-        """The rulebook of a strided or transposed convolution, or pooling: each site that an input reaches is an output.
+        """The rulebook of a strided or transposed convolution, or pooling: sites that an input reaches are outputs.
 
         On a GPU this waits once, for the number of outputs, unless `capacity` fixes it.
 
