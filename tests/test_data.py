@@ -662,6 +662,30 @@ def test_another_process_may_end_the_job_meanwhile(kitti: Path, tmp_path: Path, 
     assert tree(tmp_path) == expected
 
 
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_another_process_may_remove_the_temporary_folder_meanwhile(protocol: str, kitti: Path, tmp_path: Path) -> None:
+    """Labels are written under a temporary name each."""
+    job = PointLabels((open_source(str(kitti)),), f"{protocol}{tmp_path}", "label", ("Car",))
+
+    def slow(job: Job, refs: Sequence[FrameRef]) -> Iterator[Outcome]:
+        for position, ref in enumerate(refs):
+            if position == 2:
+                run(job, LocalEngine(1))
+            yield job(ref)
+
+    assert run(job, slow).good
+    assert len([*tmp_path.glob("labels/*.label")]) == FRAMES
+
+
+@pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
+def test_nothing_temporary_is_left(protocol: str, kitti: Path, tmp_path: Path) -> None:
+    source, out = open_source(str(kitti)), f"{protocol}{tmp_path}"
+    for job in (database(kitti, out), PointLabels((source,), out, "label", ("Car",))):
+        run(job, LocalEngine(2))
+        assert files.is_folder(files.join(out, job.place))
+        assert not files.exists(files.join(out, job.place, "temporary"))
+
+
 def sleep(job: str, ref: FrameRef) -> Outcome:
     time.sleep(0.05)
     with open(job, "ab") as log:

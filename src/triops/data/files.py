@@ -159,11 +159,14 @@ def remove_folder(folder: str) -> None:
     """Remove a folder of files; it may be missing, and others may be removing it too."""
     for name in names(folder):
         remove(join(folder, name))
-    if not is_url(folder):
-        try:
+    try:
+        if is_url(folder):
+            system, inside = _system(folder)
+            system.rmdir(inside)  # an object store has no folders, and does nothing or says so
+        else:
             os.rmdir(folder)
-        except OSError:
-            return
+    except OSError:
+        return
 
 
 def remove(path: str) -> None:
@@ -184,27 +187,32 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
     Args:
         temporary: a folder on the same file system.
     """
-    if not is_url(path):
-        unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
-        while True:
-            try:
-                _write_new(unique, data)
-                os.replace(unique, path)
-            except FileNotFoundError:
-                # Another process has ended the job and removed the folder, perhaps with the file in it.
-                if not os.path.isdir(os.path.dirname(path)):
-                    raise
-                os.makedirs(temporary, exist_ok=True)
-                continue
+    if is_url(path):
+        system, inside = _system(path)
+        if {*([system.protocol] if isinstance(system.protocol, str) else system.protocol)} & _WHOLE_OR_NOTHING:
+            system.pipe_file(inside, bytes(data))
             return
-    system, inside = _system(path)
-    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
-    if protocols & _WHOLE_OR_NOTHING:
-        system.pipe_file(inside, bytes(data))
-    else:
-        unique = join(_system(temporary)[1], uuid.uuid4().hex)
+    while True:
+        try:
+            _write_and_rename(path, data, join(temporary, f"{os.getpid()}-{_PROCESS}-{next(_numbers)}"))
+        except FileNotFoundError:
+            # Another process has ended the job and removed the folder, perhaps with the file in it.
+            if not is_folder(folder_of(path)):
+                raise
+            make_folder(temporary)
+            continue
+        return
+
+
+def _write_and_rename(path: str, data: Data, unique: str) -> None:
+    if is_url(path):
+        system, inside = _system(path)
+        _, unique = _system(unique)
         system.pipe_file(unique, bytes(data))
         system.mv(unique, inside)
+    else:
+        _write_new(unique, data)
+        os.replace(unique, path)
 
 
 def _write_new(path: str, data: Data) -> None:
