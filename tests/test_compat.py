@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional
 
 import triops
@@ -580,6 +582,40 @@ def test_a_rulebook_and_its_plans_are_made_once_for_all_layers_that_share_a_list
     assert set(made - before) == {"sparse_conv", "sparse_conv_backward_weight"}
     found = _mmcv_sparse.tables(indice_pairs, num, 40, len(out_indices), 0)
     assert found.pairs is not None, "a kernel without a plan makes its own, in every call"
+    assert subm or found.transposed_pairs is not None, "as of the gradient, and of an inverse convolution"
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_beside_a_cpu_a_list_made_in_training_carries_the_plans_of_gradients(ext, kind, training):
+    stride, padding, subm, transpose, out_shape = CONVOLUTIONS[kind]
+    with FakeTensorMode(shape_env=ShapeEnv()), torch.set_grad_enabled(training):
+        indices = torch.zeros(40, 4, dtype=torch.int32, device="meta")  # as any that is not a CPU
+        _, indice_pairs, _ = pairs(ext, indices, out_shape, 3, stride, padding, subm, transpose)
+        found = getattr(indice_pairs, _mmcv_sparse.RULEBOOK)[1]
+    assert found.tiles is not None
+    assert (found.pairs is not None) == training
+    assert (found.transposed_tiles is not None) == (training and not subm)
+
+
+def test_a_list_carries_its_plans_through_autograd(ext):
+    """As mmcv's convolutions save it for their backward."""
+    found = []
+
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, features, indice_pairs):
+            ctx.save_for_backward(indice_pairs)
+            return features.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append(_mmcv_sparse.tables(*ctx.saved_tensors, num, 40, 40, 0))
+            return grad, None
+
+    _, indice_pairs, num = pairs(ext, sites(), SHAPE, 3, 1, 1, subm=1)
+    Saves.apply(torch.ones(40, 1, requires_grad=True), indice_pairs).sum().backward()
+    assert found[0] is _mmcv_sparse.tables(indice_pairs, num, 40, 40, 0)
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import triops.compat.mmcv
 from triops import _op
+from triops._plain import bezier_align as bezier_align_module
 from triops._plain import maps, regions
 from triops._plain.bezier_align import bezier_align
 from triops._plain.carafe import carafe, carafe_backward
@@ -391,6 +393,45 @@ def test_bezier_align_and_its_gradient_are_the_loop_over_its_definition(ext, rat
     given = torch.randn_like(output)
     ext.bezier_align_backward(given, rows, grad, **rules)
     torch.testing.assert_close(grad, 1 + torch.autograd.grad(expected, input, given)[0])
+
+
+def test_bezier_align_in_parts_is_what_it_is_at_once(monkeypatch):
+    """Boxes of very different sizes, of which few samples are read together."""
+    input = drawn(1, 3, 20, 24).requires_grad_()
+    rows = torch.tensor([straight(2, 1, 22, 19), straight(2, 1, 3, 2), straight(1, 1, 9, 4), straight(5, 0, 5, 0)])
+    rows[:, 2:9:2] += torch.tensor([0.0, 2, 4, 6])  # a slope, which is what a bin has its height of
+    rules = rows.to(input.dtype), 2, 3, 1.0, 0, True
+    expected = bezier_align(input, *rules)
+    for at_once in (1, 8, 100):
+        monkeypatch.setattr(bezier_align_module, "AT_ONCE", at_once)
+        got = bezier_align(input, *rules)
+        torch.testing.assert_close(got, expected)
+        given = torch.randn_like(got)
+        mine, theirs = (torch.autograd.grad(out, input, given, retain_graph=True)[0] for out in (got, expected))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_bezier_align_of_more_samples_makes_no_more_calls():
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    calls = []
+    for size in (6, 60):
+        with Count() as count:
+            bezier_align(torch.ones(1, 2, 64, 64), torch.tensor([straight(1, 1, size, 9)]), 2, 3, 1.0, 0, False)
+        calls.append(count.calls)
+    assert calls[0] == calls[1]
+
+
+def test_bezier_align_of_curves_that_the_scale_makes_infinite_is_0():
+    rows = torch.tensor([straight(-3e38, 0, 3e38, 3), straight(0, 0, 3, 3)])
+    output = bezier_align(torch.ones(1, 2, 16, 16), rows, 2, 3, 4.0, 0, False)
+    assert [bool(part.any()) for part in output] == [False, True]
+    assert output.isfinite().all()
 
 
 def test_bezier_align_without_curves_and_with_curves_that_are_not_finite(ext):

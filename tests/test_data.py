@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import pickletools
 import shutil
 import socket
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import triops_cli
-from triops.data import engine_local, engine_ray, files, records
+from triops.data import cpu, engine_local, engine_ray, files, pickles, records
 from triops.data.engine_local import LocalEngine
 from triops.data.frames import Frame, FrameError, FrameRef, points_of
 from triops.data.gtdb import GtDatabase, points_of_boxes
@@ -405,6 +407,39 @@ def test_a_small_pickle_makes_no_huge_array() -> None:
             load_pickle(pickle.dumps(Asked()))
 
 
+FAR = 100_000
+
+
+@pytest.mark.parametrize("put", [b"r" + FAR.to_bytes(4, "little"), b"p100000\n", b"p0100000\n", b"p1_000_0_0\n"])
+@pytest.mark.parametrize("before", [b"", b"\x80\x02", b"X\x01\x00\x00\x00r", b"\x8c\x02.p", b"Vr.\n", b"G" + b"r" * 8])
+def test_a_small_pickle_numbers_no_value_that_it_has_no_room_for(before: bytes, put: bytes) -> None:
+    for data in (before + b"N" + put + b".", before + b"N" + put.rstrip(b"\n")):
+        with pytest.raises(PickleError, match=r"infos\.pkl: refused: it numbers more values than it can hold"):
+            load_pickle(data, "infos.pkl")
+
+
+def test_a_pickle_may_number_values_as_it_likes_within_its_size() -> None:
+    assert load_pickle(b"]r\x00\xff\x00\x00p65535\n.") == []
+    value = [str(i) for i in range(70_000)]  # more than are always allowed
+    for protocol in range(5):
+        assert load_pickle(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_instructions_of_a_pickle_are_told_from_what_follows_them(protocol: int) -> None:
+    numbers = [None, True, 1, 300, 70_000, -(10**30), 10**700, 1.5]
+    texts = ["", "rp.", "rp." * 100, "ą\n", b"r.", b"rp." * 100, bytearray(b"rp.") * 100]
+    many = [{str(i): (i, [i], {i})} for i in range(300)]  # numbers of one byte, then of four
+    value = [numbers, texts, many, np.arange(3.0), np.array(["a"]), Path("x"), frozenset({1})]
+    data = pickle.dumps(value, protocol)
+    puts = [(at, number) for code, number, at in pickletools.genops(data) if code.name in ("PUT", "LONG_BINPUT")]
+    for limit in range(0, len(many), 7):
+        expected = next((at for at, number in puts if number >= limit), -1)
+        assert cpu.first_far_put(np.frombuffer(data, np.uint8), pickles.arguments(), limit) == expected
+    for end in range(len(data) - 200, len(data)):  # cut off
+        cpu.first_far_put(np.frombuffer(data[:end], np.uint8), pickles.arguments(), 1 << 40)
+
+
 # Engines, shards and restarts
 
 
@@ -541,6 +576,66 @@ def test_a_later_record_of_a_frame_counts_and_one_without_an_end_does_not(tmp_pa
     assert records.read(folder)["c"] == "5", "what a failed write left does not run into the next"
 
 
+@pytest.fixture(scope="module")
+def archives(kitti: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with KITTI's folders and an info file in kitti.zip, in a folder `data`, and in kitti.tar."""
+    root = tmp_path_factory.mktemp("archives")
+    write_infos(shutil.copytree(kitti, root / "own/data"))
+    shutil.make_archive(str(root / "kitti"), "zip", root / "own")
+    with tarfile.open(root / "kitti.tar", "w") as tar:
+        for path in (root / "own/data").iterdir():
+            tar.add(path, path.name)
+    return root
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "zip://data::file://{}/kitti.zip", "zip://data/::{}/kitti.zip", "simplecache::zip://data::{}/kitti.zip",
+        "tar://::file://{}/kitti.tar", "tar::{}/kitti.tar", "simplecache::file://{}/own/data",
+        "zip://data/kitti_infos_train.pkl::{}/kitti.zip", "tar://kitti_infos_train.pkl::{}/kitti.tar",
+        "filecache::file://{}/own/data/kitti_infos_train.pkl",
+    ],
+)  # fmt: skip
+def test_archives_and_caches_are_sources(
+    source: str, archives: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    found = open_source(source.format(archives))
+    assert vars(found)["split"] == "train"
+    result = run(GtDatabase((found,), str(tmp_path), "mmdet3d", ()), LocalEngine(2))
+    assert result.good
+    assert {name: data for name, data in tree(tmp_path).items() if name.endswith(".bin")} == {
+        name: data for name, data in expected.items() if name.endswith(".bin")
+    }
+
+
+def test_what_is_wrong_with_an_archive_is_said(archives: Path, tmp_path: Path) -> None:
+    whole = (archives / "kitti.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[:1000])
+    with pytest.raises(OSError, match=r"^zip://training/label_2::.*cut\.zip: File is not a zip file"):
+        open_source(f"zip::{tmp_path}/cut.zip")
+    with pytest.raises(FrameError, match=r"zip://elsewhere::.*: no such file or folder"):
+        open_source(f"zip://elsewhere::{archives}/kitti.zip")
+
+    at = whole.index(b"PK", whole.index(b"velodyne/000001.bin")) - 100  # bytes of that file
+    (tmp_path / "damaged.zip").write_bytes(whole[:at] + bytes(50) + whole[at + 50 :])
+    result = make(f"zip://data::{tmp_path}/damaged.zip", tmp_path / "out")
+    assert [*result.bad] == ["000001"]
+    assert "zip://data/training/velodyne/000001.bin::" in result.bad["000001"]
+
+
+def test_no_output_goes_to_an_archive_or_a_cache(
+    kitti: Path, archives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a cache gives back is not what was written there last."""
+    for arguments in ([kitti, "--out", f"simplecache::file://{tmp_path}"], [f"zip://data::{archives}/kitti.zip"]):
+        assert triops_cli.main(["gtdb", *map(str, arguments)]) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert f"--out must be a place that files can be written to and read back from, got {arguments[-1]}" in error
+        assert "Remedy: --out with a folder" in error
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_records_that_another_process_puts_together_meanwhile_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -565,6 +660,30 @@ def test_another_process_may_end_the_job_meanwhile(kitti: Path, tmp_path: Path, 
 
     assert run(database(kitti, tmp_path), slow).good
     assert tree(tmp_path) == expected
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_another_process_may_remove_the_temporary_folder_meanwhile(protocol: str, kitti: Path, tmp_path: Path) -> None:
+    """Labels are written under a temporary name each."""
+    job = PointLabels((open_source(str(kitti)),), f"{protocol}{tmp_path}", "label", ("Car",))
+
+    def slow(job: Job, refs: Sequence[FrameRef]) -> Iterator[Outcome]:
+        for position, ref in enumerate(refs):
+            if position == 2:
+                run(job, LocalEngine(1))
+            yield job(ref)
+
+    assert run(job, slow).good
+    assert len([*tmp_path.glob("labels/*.label")]) == FRAMES
+
+
+@pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
+def test_nothing_temporary_is_left(protocol: str, kitti: Path, tmp_path: Path) -> None:
+    source, out = open_source(str(kitti)), f"{protocol}{tmp_path}"
+    for job in (database(kitti, out), PointLabels((source,), out, "label", ("Car",))):
+        run(job, LocalEngine(2))
+        assert files.is_folder(files.join(out, job.place))
+        assert not files.exists(files.join(out, job.place, "temporary"))
 
 
 def sleep(job: str, ref: FrameRef) -> Outcome:

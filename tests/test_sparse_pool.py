@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from triops import Rulebook, sparse_avg_pool, sparse_max_pool
 from triops.ops.sparse_conv.samples import hand_made, random_sites, sparse
-from triops.ops.sparse_pool import sparse_max_pool_from_zero
+from triops.ops.sparse_pool import sparse_avg_pool_times_count, sparse_max_pool_from_zero
 
 PAIRS = Rulebook.sparse(torch.tensor([[0, 0], [0, 1], [0, 4], [0, 5]]), 1, 6, kernel_size=2, stride=2)
 
@@ -102,7 +102,10 @@ def test_on_a_gpu_entries_that_are_no_rows_are_skipped(operator: str) -> None:
     assert_same(got, run("reference", operator, (features, tame, book.scatter)))
 
 
-@pytest.mark.parametrize("pool", [sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool])
+POOLS = [sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool, sparse_avg_pool_times_count]
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_the_transposed_table_is_made_for_a_gradient_alone(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from triops.ops import sparse_pool
 
@@ -118,7 +121,7 @@ def test_the_transposed_table_is_made_for_a_gradient_alone(pool: Any, monkeypatc
 
 
 @pytest.mark.parametrize("sites", [1, 20])
-@pytest.mark.parametrize("pool", [sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool])
+@pytest.mark.parametrize("pool", POOLS)
 def test_features_that_do_not_say_that_they_need_a_gradient_get_it(pool: Any, sites: int) -> None:
     """As inside of vmap, and in a graph that was made without one and is trained."""
     size = 1 if sites == 1 else 2

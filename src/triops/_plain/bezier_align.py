@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from triops._plain import wide
 from triops._rois import check_boxes, images_of, neighbors
 
 MOST_SAMPLES = 1024  # of a bin along an axis, where their number is adaptive: more than any map has pixels
+AT_ONCE = 1 << 18  # samples that are read by one call
 
 
 def bezier_align(
@@ -40,20 +44,38 @@ def bezier_align(
         samples = torch.full_like(bin_size, sampling_ratio)
     else:
         samples = bin_size.detach().ceil().clamp(max=MOST_SAMPLES)
-    most_x, most_y = samples.amax(0).int().tolist() if len(samples) else (0, 0)
+    samples = torch.where(valid[:, None] & extent.isfinite().all(1, keepdim=True), samples, 0).long()
+    counts = samples.prod(1).tolist()
 
     channels, height, width = input.shape[1:]
-    pixels = wide(input).movedim(1, 0).reshape(channels, -1)
-    first = (image * (height * width))[:, None, None]
-    total = pixels.new_zeros(channels, len(beziers), pooled_height, pooled_width)
-    for i in range(most_y):
-        for j in range(most_x):
-            step = torch.tensor([j + 0.5, i + 0.5], dtype=curves.dtype, device=curves.device)
-            place = center + (step * bin_size / samples.clamp(min=1) - 0.5 * bin_size)[:, None, None]
-            taken = (valid & (samples[:, 0] > j) & (samples[:, 1] > i))[:, None, None]
-            total = total + _bilinear(pixels, first, place[..., 0], place[..., 1], taken, height, width)
-    mean = total / samples.prod(1).clamp(min=1)[:, None, None]
-    return mean.movedim(0, 1).to(input.dtype)
+    pixels = wide(input).permute(0, 2, 3, 1).reshape(-1, channels)
+    pixels = torch.cat([pixels, pixels.new_zeros(1, channels)])  # the last is what a sample off the map reads
+    first = (image * (height * width))[:, None, None, None]
+    means = [pixels.new_zeros(0, pooled_height, pooled_width, channels)]
+    for boxes, at_once in _parts(counts, pooled_height * pooled_width):
+        total, most = pixels.new_zeros(()), max(counts[boxes])
+        size, columns, count = bin_size[boxes, None], samples[boxes, :1].clamp(min=1), samples[boxes].prod(1)[:, None]
+        for begin in range(0, max(most, 1), at_once):
+            number = torch.arange(begin, min(begin + at_once, max(most, 1)), device=input.device)  # [S], row by row
+            step = torch.stack([number % columns, number // columns], 2) + 0.5  # [K, S, 2]
+            step = step.to(size.dtype) * size / samples[boxes, None].clamp(min=1) - 0.5 * size
+            place = center[boxes, :, :, None] + step[:, None, None]  # [K, PH, PW, S, 2]
+            read = _bilinear(first[boxes], place[..., 0], place[..., 1], height, width)
+            total = total + _sum(pixels, *read, (number < count)[:, None, None])
+        means.append(total / count.clamp(min=1)[:, None, None])
+    return torch.cat(means).permute(0, 3, 1, 2).to(input.dtype)
+
+
+def _parts(counts: Sequence[int], bins: int) -> Iterator[tuple[slice, int]]:
+    """Boxes side by side that are read together, and how many samples of each of their bins at once."""
+    begin = 0
+    while begin < len(counts):
+        end, most = begin + 1, max(counts[begin], 1)
+        while end < len(counts) and (end + 1 - begin) * bins * max(most, counts[end]) <= AT_ONCE:
+            most = max(most, counts[end])
+            end += 1
+        yield slice(begin, end), max(min(most, AT_ONCE // max(bins, 1)), 1)
+        begin = end
 
 
 def _curve(points: Tensor, u: Tensor) -> Tensor:
@@ -62,12 +84,22 @@ def _curve(points: Tensor, u: Tensor) -> Tensor:
     return (weights[:, :, None] * points[:, None]).sum(2)
 
 
-def _bilinear(pixels: Tensor, first: Tensor, x: Tensor, y: Tensor, taken: Tensor, height: int, width: int) -> Tensor:
-    """pixels [C, N * H * W], those of an image from `first` on, at (x, y) [K, PH, PW] -> [C, K, PH, PW]."""
+def _bilinear(first: Tensor, x: Tensor, y: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether (x, y) is on the map, and the four pixels around it, of images from `first` on, with their shares."""
     in_rows, top, bottom, down = neighbors(y, height)
     in_columns, left, right, along = neighbors(x, width)
-    value = torch.zeros((), dtype=pixels.dtype, device=pixels.device)
-    for row, weight_y in ((top, 1 - down), (bottom, down)):
-        for column, weight_x in ((left, 1 - along), (right, along)):
-            value = value + pixels[:, first + row * width + column] * (weight_y * weight_x)
-    return torch.where(taken & in_rows & in_columns, value, 0)
+    pixels = [first + row * width + column for row in (top, bottom) for column in (left, right)]
+    shares = [v * u for v in (1 - down, down) for u in (1 - along, along)]
+    return in_rows & in_columns, torch.stack(pixels, -1), torch.stack(shares, -1)
+
+
+def _sum(pixels: Tensor, on_map: Tensor, places: Tensor, shares: Tensor, taken: Tensor) -> Tensor:
+    """Rows of pixels [P, C] at places [K, PH, PW, S, 4], times shares, summed over all samples taken -> [K, PH, PW, C].
+
+    One call of torch that keeps nothing per sample and channel. The last row is 0.
+    """
+    places = torch.where((on_map & taken)[..., None], places, len(pixels) - 1).flatten(3)
+    found = functional.embedding_bag(
+        places.flatten(0, 2), pixels, mode="sum", per_sample_weights=shares.flatten(3).flatten(0, 2)
+    )
+    return found.view(*places.shape[:3], -1)

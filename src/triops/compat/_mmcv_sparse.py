@@ -11,6 +11,7 @@ from torch import Tensor
 
 import triops
 from triops import _check
+from triops.compat._extension import in_mode_of_caller
 from triops.ops.rulebook import Rulebook, packed_pairs
 from triops.ops.rulebook.plans import Pairs
 from triops.ops.rulebook.rulebook import Tables, scatter_of
@@ -53,18 +54,23 @@ def get_indice_pairs_backward(indices: Tensor, gridOut: Tensor, *args: Any, axes
     return get_indice_pairs_forward(indices, *args, axes=axes, **kwargs)
 
 
-# mmcv hands a list of pairs from layer to layer and nothing else, so the list carries its rulebook with it.
+# mmcv hands a list of pairs from layer to layer and nothing else, so the list carries its rulebook with it, and the
+# plans that its layers need; in training those of gradients, too, since mmcv gives the same list to the backward.
 RULEBOOK = "triops_rulebook"
 
 
 def _list_of(rulebook: Rulebook) -> tuple[Tensor, Tensor]:
     """-> indicePairs int32 [K, 2, L], -1 behind the pairs, and indiceNum int32 [K]."""
+    training = torch.is_grad_enabled()
     with torch.inference_mode(False):  # a tensor of inference mode would not tell that it was written to
         scatter, outputs = scatter_of(rulebook.tables), rulebook.tables.gather.shape[1]
-        indice_pairs, num = Pairs.of(packed_pairs(scatter, outputs), *scatter.shape)
+        plan = packed_pairs(scatter, outputs)
+        indice_pairs, num = Pairs.of(plan, *scatter.shape)
         slots = torch.arange(scatter.shape[1], dtype=torch.int32, device=num.device)
         indice_pairs.masked_fill_((slots >= num[:, None])[:, None], -1)
-    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), rulebook.prepared().tables))
+    if not rulebook.mirrored:
+        rulebook.tables = rulebook.tables._replace(scatter=scatter, transposed_pairs=plan)
+    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), rulebook.prepared(backward=training).tables))
     return indice_pairs, num
 
 
@@ -183,5 +189,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         indice_maxpool_backward,
     )
 }  # fmt: skip
-FUNCTIONS |= {f"get_indice_pairs_{d}d_forward": partial(get_indice_pairs_forward, axes=d) for d in (2, 3, 4)}
-FUNCTIONS |= {f"get_indice_pairs_{d}d_backward": partial(get_indice_pairs_backward, axes=d) for d in (2, 3)}
+for _axes in (2, 3, 4):
+    FUNCTIONS[f"get_indice_pairs_{_axes}d_forward"] = in_mode_of_caller(partial(get_indice_pairs_forward, axes=_axes))
+for _axes in (2, 3):
+    FUNCTIONS[f"get_indice_pairs_{_axes}d_backward"] = in_mode_of_caller(partial(get_indice_pairs_backward, axes=_axes))

@@ -1,9 +1,10 @@
-"""The points of each box, out of rows of any number of columns, and the check that points are finite; Numba kernels.
+"""The points of each box, out of rows of any number of columns, and checks of what a file holds; Numba kernels.
 
 `points_in_boxes` takes x, y, z alone and answers for every point. A data set has rows of four or five columns, of which
 few lie in a box: here the rows are read in place and only those that a box holds are written.
 """
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,66 @@ def all_finite(flat):
     for i in range(bits.shape[0]):
         largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
     return largest < np.int32(0x7F800000)
+
+
+# What follows an instruction of a pickle, where it is not a number of bytes.
+LINE, LINES, COUNT = -1, -2, -2  # a line; two lines; COUNT - n: a little-endian count of n bytes, then so many bytes
+NOTHING_ELSE = 1 << 40  # there is no such instruction, and reading ends
+PUT, LONG_BINPUT, STOP = pickle.PUT[0], pickle.LONG_BINPUT[0], pickle.STOP[0]
+
+
+@jit
+def first_far_put(data, arguments, limit):
+    """Where the first instruction of a pickle stands that puts something at `limit` of its memo or beyond, or -1.
+
+    data: uint8 [N]; arguments: int64 [256], what follows each instruction.
+    """
+    size, at = data.shape[0], 0
+    while at < size:
+        start, code = at, data[at]
+        at += 1
+        if code == STOP:
+            return -1
+        follows = arguments[code]
+        if follows >= 0:
+            at += follows
+            if code == LONG_BINPUT and at <= size and _little_endian(data, start + 1, 4) >= limit:
+                return start
+        elif follows >= LINES:
+            for _ in range(-follows):
+                while at < size and data[at] != 0x0A:
+                    at += 1
+                at += 1
+            if code == PUT and not _decimal_below(data, start + 1, min(at - 1, size), limit):
+                return start
+        else:
+            width = COUNT - follows
+            count = _little_endian(data, at, width) if width <= size - at else NOTHING_ELSE
+            at += width
+            if count < 0 or count > size - at:  # of eight bytes, it may be negative here
+                return -1
+            at += count
+    return -1
+
+
+@jit
+def _little_endian(data, start, width):
+    value = np.int64(0)
+    for i in range(width):
+        value |= np.int64(data[start + i]) << (8 * i)
+    return value
+
+
+@jit
+def _decimal_below(data, start, end, limit):
+    """Whether the text is a number below `limit`, in digits alone."""
+    value = np.int64(0)
+    for i in range(start, end):
+        digit = np.int64(data[i]) - 0x30
+        if digit < 0 or digit > 9 or value >= limit:
+            return False
+        value = 10 * value + digit
+    return value < limit
 
 
 @inline

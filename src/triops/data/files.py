@@ -12,6 +12,10 @@ from typing import Any
 # Stores in which an object appears when all of it is there: a temporary name would only cost a copy.
 _WHOLE_OR_NOTHING = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"}
 
+# Links of chained URLs that may stand without a path of their own.
+_CACHES = ("simplecache", "filecache", "blockcache", "cached")
+_ARCHIVES = ("zip", "tar", "libarchive")
+
 # A temporary name is unique among processes (forked ones too) and machines; a name from the system each time is slower.
 _PROCESS = uuid.uuid4().hex
 _numbers = itertools.count()
@@ -24,17 +28,29 @@ Data = bytes | bytearray | memoryview
 def is_url(path: str) -> bool:
     """Whether fsspec has to open it.
 
-    >>> is_url("s3://bucket/kitti"), is_url("/data/kitti")
-    (True, False)
+    >>> is_url("s3://bucket/kitti"), is_url("/data/kitti"), is_url("zip::kitti.zip")
+    (True, False, True)
     """
-    return "://" in path
+    return "://" in path or path.partition("::")[0] in (*_CACHES, *_ARCHIVES)
+
+
+def is_chained(path: str) -> bool:
+    """Whether it is a URL of several links: a file system that reads another, such as an archive or a cache."""
+    return "::" in path and is_url(path)
 
 
 def join(folder: str, *names: str) -> str:
-    """The path of something in a folder. An absolute path or a URL stays what it is."""
+    """The path of something in a folder. An absolute path or a URL stays what it is.
+
+    >>> join("zip://kitti::s3://bucket/kitti.zip", "training")
+    'zip://kitti/training::s3://bucket/kitti.zip'
+    """
     for name in names:
         if is_url(name) or (not is_url(folder) and os.path.isabs(name)):
             folder = name
+        elif name and is_chained(folder):
+            before, path, after = _links(folder)
+            folder = f"{before}{path if path.endswith('://') else path.rstrip('/') + '/'}{name}{after}"
         elif name:
             folder = f"{folder.rstrip('/')}/{name}" if folder else name
     return folder
@@ -47,9 +63,34 @@ def folder_of(path: str) -> str:
     's3://bucket/kitti'
     """
     if is_url(path):
-        protocol, _, rest = path.partition("://")
-        return f"{protocol}://{PurePosixPath(rest).parent}"
+        before, url, after = _links(path)
+        protocol, _, rest = url.rpartition("://")
+        parent = str(PurePosixPath(rest).parent)
+        return f"{before}{protocol}{'://' if protocol else ''}{'' if parent == '.' else parent}{after}"
     return os.path.dirname(path)
+
+
+def name_of(path: str) -> str:
+    """The last part of a path, which has the suffix.
+
+    >>> name_of("zip://kitti/kitti_infos_train.pkl::s3://bucket/kitti.zip")
+    'kitti_infos_train.pkl'
+    """
+    return (_links(path)[1] if is_url(path) else path).rpartition("/")[2]
+
+
+def _links(url: str) -> tuple[str, str, str]:
+    """The link of a URL whose path names a file, with what stands before and after it.
+
+    Caches take the path of what they cache; an archive without a path is its uppermost folder.
+
+    >>> _links("simplecache::zip::s3://bucket/kitti.zip")
+    ('simplecache::', 'zip://', '::s3://bucket/kitti.zip')
+    """
+    links = url.split("::")
+    at = next((i for i, link in enumerate(links) if link not in _CACHES), len(links) - 1)
+    path = f"{links[at]}://" if links[at] in _ARCHIVES else links[at]
+    return "".join(f"{link}::" for link in links[:at]), path, "".join(f"::{link}" for link in links[at + 1 :])
 
 
 def reason(error: OSError) -> str:
@@ -69,7 +110,12 @@ def read(path: str) -> bytes:
     """All of a file."""
     if is_url(path):
         system, inside = _system(path)
-        return bytes(system.cat_file(inside))
+        try:
+            return bytes(system.cat_file(inside))
+        except OSError:
+            raise
+        except Exception as error:  # of a damaged archive, and whatever else is a package's own
+            raise OSError(f"{path}: {error}") from None
     with open(path, "rb", buffering=0) as file:
         return file.readall()
 
@@ -113,11 +159,14 @@ def remove_folder(folder: str) -> None:
     """Remove a folder of files; it may be missing, and others may be removing it too."""
     for name in names(folder):
         remove(join(folder, name))
-    if not is_url(folder):
-        try:
+    try:
+        if is_url(folder):
+            system, inside = _system(folder)
+            system.rmdir(inside)  # an object store has no folders, and does nothing or says so
+        else:
             os.rmdir(folder)
-        except OSError:
-            return
+    except OSError:
+        return
 
 
 def remove(path: str) -> None:
@@ -138,27 +187,32 @@ def write_whole(path: str, data: Data, temporary: str) -> None:
     Args:
         temporary: a folder on the same file system.
     """
-    if not is_url(path):
-        unique = f"{temporary}/{os.getpid()}-{_PROCESS}-{next(_numbers)}"
-        while True:
-            try:
-                _write_new(unique, data)
-                os.replace(unique, path)
-            except FileNotFoundError:
-                # Another process has ended the job and removed the folder, perhaps with the file in it.
-                if not os.path.isdir(os.path.dirname(path)):
-                    raise
-                os.makedirs(temporary, exist_ok=True)
-                continue
+    if is_url(path):
+        system, inside = _system(path)
+        if {*([system.protocol] if isinstance(system.protocol, str) else system.protocol)} & _WHOLE_OR_NOTHING:
+            system.pipe_file(inside, bytes(data))
             return
-    system, inside = _system(path)
-    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
-    if protocols & _WHOLE_OR_NOTHING:
-        system.pipe_file(inside, bytes(data))
-    else:
-        unique = join(_system(temporary)[1], uuid.uuid4().hex)
+    while True:
+        try:
+            _write_and_rename(path, data, join(temporary, f"{os.getpid()}-{_PROCESS}-{next(_numbers)}"))
+        except FileNotFoundError:
+            # Another process has ended the job and removed the folder, perhaps with the file in it.
+            if not is_folder(folder_of(path)):
+                raise
+            make_folder(temporary)
+            continue
+        return
+
+
+def _write_and_rename(path: str, data: Data, unique: str) -> None:
+    if is_url(path):
+        system, inside = _system(path)
+        _, unique = _system(unique)
         system.pipe_file(unique, bytes(data))
         system.mv(unique, inside)
+    else:
+        _write_new(unique, data)
+        os.replace(unique, path)
 
 
 def _write_new(path: str, data: Data) -> None:
@@ -226,6 +280,8 @@ def _system(path: str) -> tuple[Any, str]:
 
     try:
         system, inside = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:  # the protocol's package is missing, or there is no such protocol
+    except OSError:
+        raise
+    except Exception as error:  # the protocol's package is missing, there is no such protocol, a damaged archive
         raise OSError(f"{path}: {error}") from None
     return system, str(inside)

@@ -184,7 +184,7 @@ def open_infos(path: str, root: str | None, points: str | None, sweeps: int | No
     if points is None:
         there = [p for p in convention.points if files.is_folder(files.join(root, p))]
         points = (there or [convention.points[-1]])[0]
-    split = re.search(r"_infos_([A-Za-z0-9]+)\.pkl$", path)
+    split = re.search(r"_infos_([A-Za-z0-9]+)\.pkl$", files.name_of(path))
     loaded = convention.sweeps_loaded if sweeps is None else sweeps
     return InfoFile(path, root, points, loaded, dataset, split[1] if split else "train", content)
 

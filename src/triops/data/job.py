@@ -103,6 +103,11 @@ class Job(ABC):
 
     def start(self) -> None:
         """Compile kernels, make the folders, and refuse to mix with the output of other settings."""
+        if files.is_chained(self.out):
+            raise JobError(
+                f"--out must be a place that files can be written to and read back from, got {self.out}: archives and "
+                "caches are for sources. Remedy: --out with a folder or a URL of one link, such as s3://bucket/kitti"
+            )
         _compile_kernels()
         for folder in (*self.folders, self.place, self._temporary):
             files.make_folder(files.join(self.out, folder))

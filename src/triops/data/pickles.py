@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from triops.data import cpu
 from triops.data.garbage import no_garbage
 
 _MAX_DIMENSIONS = 64  # of an array
 _MAX_ITEM = 1 << 16  # bytes of a string in an array
 _ROOM, _GROWTH = 1 << 26, 64  # arrays made of lists may take 64 MB, or so many times the size of their file
+_MEMO = 1 << 16  # values that a pickle may number; more, where it has more bytes than that
 
 
 class PickleError(ValueError):
@@ -39,6 +43,7 @@ def load_pickle(data: bytes, source: str = "pickle") -> Any:
     """
     try:
         with no_garbage():
+            _check_memo(data)
             return _Unpickler(data).load()
     except PickleError as error:
         raise PickleError(f"{source}: refused: {error}") from None
@@ -48,6 +53,33 @@ def load_pickle(data: bytes, source: str = "pickle") -> Any:
         raise PickleError(f"{source}: refused: it asks for more memory than there is") from None
     except Exception as error:  # whatever instructions that make no sense lead to
         raise PickleError(f"{source}: not a whole pickle ({type(error).__name__}: {error})") from None
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse numbers of values that no pickle of this size needs.
+
+    Python's reader makes room for as many values as the largest number says, 16 bytes for each: ten bytes may ask for
+    gigabytes. Values are numbered one by one, so every number is less than the bytes there are.
+    """
+    if cpu.first_far_put(np.frombuffer(data, np.uint8), arguments(), max(_MEMO, len(data))) >= 0:
+        raise PickleError("it numbers more values than it can hold")
+
+
+def arguments() -> npt.NDArray[np.int64]:
+    """What follows each instruction of a pickle, as `cpu.first_far_put` takes it."""
+    special = {
+        pickletools.UP_TO_NEWLINE: cpu.LINE,
+        pickletools.TAKEN_FROM_ARGUMENT1: cpu.COUNT - 1,
+        pickletools.TAKEN_FROM_ARGUMENT4: cpu.COUNT - 4,
+        pickletools.TAKEN_FROM_ARGUMENT4U: cpu.COUNT - 4,
+        pickletools.TAKEN_FROM_ARGUMENT8U: cpu.COUNT - 8,
+    }
+    found = np.full(256, cpu.NOTHING_ELSE, np.int64)
+    for instruction in pickletools.opcodes:
+        argument = instruction.arg
+        size = 0 if argument is None else special.get(argument.n, argument.n)
+        found[ord(instruction.code)] = cpu.LINES if argument is pickletools.stringnl_noescape_pair else size
+    return found
 
 
 def dump_pickle(value: Any) -> bytes:

@@ -20,7 +20,7 @@ def open_source(
     folders.
 
     Args:
-        path: on a disk or an fsspec URL.
+        path: on a disk or an fsspec URL, which may be chained (`zip://kitti::s3://bucket/kitti.zip`).
         split: of KITTI's folders; info files have it in their name.
         root, points, sweeps: see `triops.data.infos.InfoFile`; `points` also for KITTI's folders.
         inclusive: see `triops.data.kitti.KittiFolder`.
@@ -32,9 +32,9 @@ def open_source(
     """
     if not files.is_url(path):
         path = os.path.abspath(path)
-    if path.endswith(".pkl"):
+    if files.name_of(path).endswith(".pkl"):
         return open_infos(path, root, points, sweeps)
-    if path.endswith(".parquet") and not files.is_folder(path):
+    if files.name_of(path).endswith(".parquet") and not files.is_folder(path):
         return ParquetFrames(path)
     if files.is_folder(files.join(path, "training", "label_2")):
         return KittiFolder(path, split, points or "training/velodyne", inclusive)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import inline, jit
-from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
 from triops._cpu.rois import average, give_back_average
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
@@ -54,20 +54,17 @@ def prroi_pool_backward(grad_output, boxes, batch, height, width, spatial_scale,
     check_images("prroi_pool_backward", boxes, batch)
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
-    if out.numel() == 0 or grad_output.numel() == 0:
-        return out.zero_()
+    sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
+    if sums.numel() == 0 or grad_output.numel() == 0:
+        return sums.to(grad_output.dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     rules = Rules(channels, height, width, rows, columns, channels_last)
-    sums = zeros(out.numel(), dtype=real)
     block = 4 * BLOCK if channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (PIXELS * min(block, channels) * rows * columns * -(-total // batch)))
     bins = tuple(map(as_numpy, cut(boxes, rows, columns, spatial_scale, real)))
     run(_give_back, batch * -(-channels // block), grain, flat(grad_output, layout, real),
-        as_numpy(boxes[:, 0].long()), bins, rules, block, as_numpy(sums))  # fmt: skip
-    if channels_last:
-        return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
-    return sums.view(out.shape).to(grad_output.dtype)
+        as_numpy(boxes[:, 0].long()), bins, rules, block, flat(sums, layout))  # fmt: skip
+    return sums.to(grad_output.dtype)
 
 
 def prroi_pool_boxes_backward(grad_output, input, boxes, spatial_scale):

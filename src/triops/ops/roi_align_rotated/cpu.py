@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from triops._cpu.jit import jit
-from triops._cpu.memory import as_numpy, flat, in_huge_pages, zeros
+from triops._cpu.memory import as_numpy, clear, flat, in_huge_pages
 from triops._cpu.rois import MOST_TAPS, add_taps, bins_of, empty_taps, gather, samples_within, scatter
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
@@ -83,22 +83,19 @@ def roi_align_rotated_backward(
     check_images("roi_align_rotated_backward", boxes, batch)
     total, channels, rows, columns = grad_output.shape
     real = compute_dtype(grad_output.dtype)
-    out = empty_in_format((batch, channels, height, width), grad_output.dtype, grad_output.device, channels_last)
-    if out.numel() == 0 or grad_output.numel() == 0:
-        return out.zero_()
+    sums = clear(empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last))
+    if sums.numel() == 0 or grad_output.numel() == 0:
+        return sums.to(grad_output.dtype)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     given = turned(grad_output.to(real), boxes, orientations, back=True)
     rules = Rules(channels, height, width, rows, columns, max(sampling_ratio, 0), bool(aligned), bool(clockwise),
                   channels_last)  # fmt: skip
-    sums = zeros(out.numel(), dtype=real)
     block = 2 * BLOCK if channels_last else BLOCK
     grain = max(1, VALUES_PER_THREAD // (16 * min(block, channels) * rows * columns * -(-total // batch)))
     scale = as_numpy(torch.tensor([spatial_scale], dtype=real))
     run(_give_back, batch * -(-channels // block), grain, flat(given, layout), as_numpy(boxes, real), scale, rules,
-        block, as_numpy(sums))  # fmt: skip
-    if channels_last:
-        return sums.view(batch, height, width, channels).permute(0, 3, 1, 2).to(grad_output.dtype)
-    return sums.view(out.shape).to(grad_output.dtype)
+        block, flat(sums, layout))  # fmt: skip
+    return sums.to(grad_output.dtype)
 
 
 @jit

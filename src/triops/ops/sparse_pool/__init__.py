@@ -94,22 +94,6 @@ def sparse_avg_pool(features: Tensor, rulebook: Rulebook) -> Tensor:
     return _sparse_avg_pool(features, tables.gather, _scatter_for(features, tables))[0]  # type: ignore[no-any-return]
 
 
-class _TimesCount(torch.autograd.Function):
-    @staticmethod
-    def forward(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
-        return _sparse_avg_pool(features, gather, scatter)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], _transposed(*inputs[1:]))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Tensor, None, None]:
-        count, scatter = ctx.saved_tensors
-        return _sparse_avg_pool_backward(grad * count[:, None], torch.ones_like(count), scatter), None, None
-
-
 def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
     """As `sparse_avg_pool` in spconv: the same means, but with a gradient that is multiplied by the number of inputs
     that an output meets. The gradient of the mean is divided by it.
@@ -129,7 +113,9 @@ def sparse_avg_pool_times_count(features: Tensor, rulebook: Rulebook) -> Tensor:
     """
     check_rulebook("sparse_avg_pool_times_count", rulebook)
     tables = rulebook.tables
-    return _TimesCount.apply(features, tables.gather, _scatter_for(features, tables))[0]  # type: ignore[no-untyped-call, no-any-return]
+    return _sparse_avg_pool_times_count(  # type: ignore[no-any-return]
+        features, tables.gather, _scatter_for(features, tables)
+    )[0]
 
 
 def _scatter_for(features: Tensor, tables: Tables) -> Tensor:
@@ -169,6 +155,10 @@ def _check_from_zero(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
 
 def _check_avg(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
     _check_forward("sparse_avg_pool", features, gather, scatter)
+
+
+def _check_times_count(features: Tensor, gather: Tensor, scatter: Tensor) -> None:
+    _check_forward("sparse_avg_pool_times_count", features, gather, scatter)
 
 
 def _check_max_backward(grad_output: Tensor, argmax: Tensor, scatter: Tensor) -> None:
@@ -247,6 +237,11 @@ def _backward_avg(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Te
     return _sparse_avg_pool_backward(grad, *ctx.saved_tensors), None, None
 
 
+def _backward_times_count(ctx: Any, grad: Tensor, grad_count: Tensor | None) -> tuple[Tensor, None, None]:
+    count, scatter = ctx.saved_tensors
+    return _sparse_avg_pool_backward(grad * count[:, None], torch.ones_like(count), scatter), None, None
+
+
 _sparse_max_pool_backward = _op.define(
     reference.sparse_max_pool_backward, check=_check_max_backward, fake=_fake_backward,
     backward=_op.no_second_derivative,
@@ -269,5 +264,9 @@ _sparse_avg_pool_backward = _op.define(
 _sparse_avg_pool = _op.define(
     reference.sparse_avg_pool, check=_check_avg, fake=_fake_avg, setup_context=_setup_context, backward=_backward_avg
 )
+_sparse_avg_pool_times_count = _op.define(
+    reference.sparse_avg_pool_times_count, check=_check_times_count, fake=_fake_avg, setup_context=_setup_context,
+    backward=_backward_times_count,
+)  # fmt: skip
 
 __all__ = ["sparse_avg_pool", "sparse_avg_pool_times_count", "sparse_max_pool", "sparse_max_pool_from_zero"]

@@ -50,6 +50,10 @@ def sparse_avg_pool_backward(grad_output, count, scatter):
     return grad
 
 
+def sparse_avg_pool_times_count(features, gather, scatter):
+    return sparse_avg_pool(features, gather, scatter)
+
+
 def _launch(operator, name, kernel, table, source, target, *beside):
     if _check.strict():
         refuse_rows_outside(operator, name, table, source.shape[0])

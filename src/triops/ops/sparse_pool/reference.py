@@ -78,3 +78,8 @@ def sparse_avg_pool_backward(grad_output: Tensor, count: Tensor, scatter: Tensor
         inputs = (rows >= 0).nonzero()[:, 0]
         grad[inputs] += share[rows[inputs]]
     return grad.to(grad_output.dtype)
+
+
+def sparse_avg_pool_times_count(features: Tensor, gather: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
+    """As `sparse_avg_pool`. The gradient is multiplied by the number where that of the mean is divided by it."""
+    return sparse_avg_pool(features, gather, scatter)

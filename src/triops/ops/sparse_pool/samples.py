@@ -14,11 +14,18 @@ from triops._check import FLOATS
 from triops._sample import BadCall, Sample, Sized, Standard, Work, bytes_of
 from triops.ops.rulebook.rulebook import Rulebook
 from triops.ops.sparse_conv.samples import Build, hand_made, sparse, submanifold, with_gather
-from triops.ops.sparse_pool import reference, sparse_avg_pool, sparse_max_pool, sparse_max_pool_from_zero
+from triops.ops.sparse_pool import (
+    reference,
+    sparse_avg_pool,
+    sparse_avg_pool_times_count,
+    sparse_max_pool,
+    sparse_max_pool_from_zero,
+)
 
 Make = Callable[[torch.dtype], tuple[Any, ...]]
 _FORWARD = ("sparse_max_pool", "sparse_max_pool_from_zero", "sparse_avg_pool")
-_OPERATORS = (*_FORWARD, *(f"{name}_backward" for name in _FORWARD))
+_OWN_GRADIENT = "sparse_avg_pool_times_count"  # not that of what it computes
+_OPERATORS = (*_FORWARD, *(f"{name}_backward" for name in _FORWARD), _OWN_GRADIENT)
 
 
 @cache
@@ -69,7 +76,7 @@ _CASES: list[tuple[str, Build, int, str]] = [
 _DTYPES = {"general": FLOATS, "boundary": (torch.float32, torch.float16)}
 SAMPLES = [
     Sample(operator, name, _pool(operator, build, channels), scale, _DTYPES[scale],  # type: ignore[arg-type]
-           gradcheck="12 sites" in name and not operator.endswith("backward"))
+           gradcheck="12 sites" in name and not operator.endswith("backward") and operator != _OWN_GRADIENT)
     for operator in _OPERATORS for name, build, channels, scale in _CASES
 ]  # fmt: skip
 SAMPLES += [
@@ -115,7 +122,7 @@ def _bad_calls() -> list[BadCall]:
         ]
         return [BadCall(f"{name}: {what}", call, error, match) for what, call, error, match in calls]
 
-    functions = (sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool)
+    functions = (sparse_max_pool, sparse_max_pool_from_zero, sparse_avg_pool, sparse_avg_pool_times_count)
     return [bad for function in functions for bad in of(function.__name__, function)]
 
 
@@ -140,6 +147,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
         "sparse_max_pool": _padded_max,
         "sparse_max_pool_from_zero": lambda *args: _padded_max(*args)[0].clamp(min=0),
         "sparse_avg_pool": _padded_mean,
+        "sparse_avg_pool_times_count": _padded_mean,
     }
     return {"torch": found[operator]} if operator in found else {}
 
