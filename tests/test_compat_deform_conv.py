@@ -107,7 +107,7 @@ def test_version_2_reads_offsets_of_another_size_in_their_order_as_mmcv_does(siz
 def test_version_2_refuses_too_few_offsets() -> None:
     input, offset, weight, mask, bias = layer()
     output = torch.empty(2, 6, *offset.shape[2:])
-    with pytest.raises(ValueError, match="OH of offset must be 4 .* got 3"):
+    with pytest.raises(ValueError, match=r"OH of offset must be 4 .* got 3"):
         EXTENSION.modulated_deform_conv_forward(
             input, weight, bias, empty(), offset[:, :, 1:], mask[:, :, 1:], output, empty(), **OF_V2
         )
