@@ -19,7 +19,7 @@ from triops.compat import _finder, bevfusion, mmdet3d, ms_deform_attn, pcdet, po
 
 SUPPLIED = [
     "MultiScaleDeformableAttention", "groundingdino._C", "detrex._C", "pointnet2._ext", "pointnet2_ops._ext",
-    "pointops._C", "projects.plugin.ops.deformable_aggregation_ext", "projects.ops.ingroup_inds.ingroup_inds_cuda",
+    "chamfer", "pointops._C", "projects.plugin.ops.deformable_aggregation_ext", "projects.ops.ingroup_inds.ingroup_inds_cuda",
     "det3d.ops.iou3d_nms.iou3d_nms_cuda", "mmdet3d.ops.bev_pool_v2.bev_pool_v2_ext", "mmdet3d.ops.voxel.voxel_layer",
     "projects.plugin.ops.occ_pooling.occ_pool_ext", "bevdepth.ops.voxel_pooling_train.voxel_pooling_train_ext",
     "bevdepth.ops.voxel_pooling_inference.voxel_pooling_inference_ext", "mmdet3d.ops.spconv.sparse_conv_ext",
@@ -155,6 +155,17 @@ def test_pointnet2_groups_gathers_and_interpolates_with_gradients() -> None:
     assert module.three_interpolate(planes, nearest, weight).flatten().tolist() == [3, 8]
     grad = module.three_interpolate_grad(torch.ones(1, 2, 1), nearest, weight, 5)
     assert grad[0].tolist() == [[0, 0, 0.25, 0.5, 0.25]] * 2
+
+
+def test_chamfer_gives_four_tensors_and_takes_them_back() -> None:
+    module = pointnet2.extension("chamfer")
+    one, two = LINE[:, :2].contiguous(), LINE[:, 3:4].contiguous()
+    found = module.forward(one, two)
+    assert [t.shape for t in found] == [(1, 2), (1, 1), (1, 2), (1, 1)]
+    assert found[0].tolist() == [[72.25, pytest.approx(8.999**2)]]
+    grads = module.backward(one, two, *found[2:], torch.ones(1, 2), torch.zeros(1, 1))
+    assert grads[0][0, 0].tolist() == [-17, 0, 0]
+    assert grads[1][0, 0].tolist() == pytest.approx([17 + 2 * 8.999, 0, 0])
 
 
 # mmdetection3d before 1.0

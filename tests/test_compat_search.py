@@ -46,7 +46,7 @@ def test_knn_and_three_nn_fill_indices_and_squared_distances(ext: Any) -> None:
     assert (indices.tolist(), squares.tolist()) == ([[[2, 1, 0]]], [[[49, 64, 81]]])
 
 
-def test_knn_reads_three_numbers_a_point_from_the_front_of_features_as_mmcv_does(ext: Any) -> None:
+def test_knn_and_three_nn_read_three_numbers_a_point_from_the_front_of_wider_rows_as_mmcv_does(ext: Any) -> None:
     """DGCNN's `F-KNN` of mmdetection3d."""
     features = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
     memory = features.flatten().tolist()
@@ -57,6 +57,9 @@ def test_knn_reads_three_numbers_a_point_from_the_front_of_features_as_mmcv_does
     assert torch.equal(indices.long(), expected)
     assert torch.equal(_mmcv_search.knn(3, features).mT, indices)
     assert torch.equal(_mmcv_search.knn(3, features.mT.contiguous(), transposed=True).mT, indices)
+    # and SA-SSD of mmdetection3d, whose points begin with their number in the batch
+    ext.three_nn_forward(features, features, squares.zero_(), indices.zero_(), b=2, n=8, m=8)
+    assert torch.equal(indices.long(), expected)
 
 
 def test_points_in_polygons_fills_0_and_1(ext: Any) -> None:

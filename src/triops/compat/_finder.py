@@ -51,6 +51,7 @@ EXTENSIONS = {
     "pointnet2": "pointnet2",
     "pointnet2._ext": "pointnet2",
     "pointnet2_ops._ext": "pointnet2",
+    "chamfer": "pointnet2",
     "MultiScaleDeformableAttention": "ms_deform_attn",
     "groundingdino._C": "ms_deform_attn",
     "detrex._C": "ms_deform_attn",

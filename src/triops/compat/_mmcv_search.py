@@ -68,8 +68,9 @@ def knn(k: int, xyz: Tensor, center_xyz: Tensor | None = None, transposed: bool 
 
 
 def _as_read(points: Tensor) -> Tensor:
-    """Points [B, N, 3]. mmcv's kernel takes three numbers after three from memory, whatever a point has: of DGCNN's
-    features [B, N, C] those of the first rows, and its checkpoints were trained so."""
+    """Points [B, N, 3]. mmcv's kernels take three numbers after three from memory, whatever a point has: those of the
+    first rows, of DGCNN's features [B, N, C] and of SA-SSD's points with a batch index, and their checkpoints were
+    trained so."""
     if points.dim() != 3 or points.shape[2] <= 3:
         return points
     batch, number, _ = points.shape
@@ -79,7 +80,7 @@ def _as_read(points: Tensor) -> Tensor:
 def three_nn_forward(
     unknown_tensor: Tensor, known_tensor: Tensor, dist2_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int
 ) -> None:
-    squares, indices = triops.three_nn(unknown_tensor, known_tensor, squared=True)
+    squares, indices = triops.three_nn(_as_read(unknown_tensor), _as_read(known_tensor), squared=True)
     dist2_tensor.copy_(squares)
     idx_tensor.copy_(indices)
 

@@ -1,7 +1,8 @@
-"""PointNet++ without a compiler: importing this module supplies `pointnet2._ext` and `pointnet2_ops._ext`.
+"""PointNet++ without a compiler: importing this module supplies `pointnet2._ext`, `pointnet2_ops._ext` and `chamfer`.
 
 VoteNet, 3DETR, Mask3D and others compile the first, Pointnet2_PyTorch the second; the functions are the same. Where
 nothing on the path has the name `pointnet2`, an empty package of that name is supplied too, as its installation is.
+The third is the Chamfer distance of GRNet, PoinTr and SurroundOcc.
 """
 
 from __future__ import annotations
@@ -70,7 +71,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+CHAMFER: dict[str, Callable[..., Any]] = {
+    "forward": lambda xyz1, xyz2: [*triops.chamfer_distance(xyz1, xyz2)],
+    "backward": lambda xyz1, xyz2, idx1, idx2, grad_dist1, grad_dist2: [
+        *triops.chamfer_distance_backward(xyz1, xyz2, idx1, idx2, grad_dist1, grad_dist2)
+    ],
+}
+
+
 def extension(name: str) -> ModuleType:
+    if name == "chamfer":
+        return Extension(name, CHAMFER)
     return Extension(name, FUNCTIONS) if name.endswith("._ext") else ModuleType(name)
 
 
