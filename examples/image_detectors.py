@@ -24,7 +24,15 @@ import triops.compat.mmcv  # supplies mmcv._ext, which mmdetection imports below
 
 SMALL = 96, 160  # height, width of an image
 BOXES = ((10, 12, 50, 60), (60, 20, 120, 90), (20, 64, 50, 92))  # x1, y1, x2, y2 of its objects
-MOST = {"num_layers": 2, "num_queries": 40, "num_dn_queries": 20, "nms_pre": 200, "max_per_img": 40, "num": 64}
+MOST = {
+    "num_layers": 2,
+    "num_blocks": 1,
+    "num_queries": 40,
+    "num_dn_queries": 20,
+    "nms_pre": 200,
+    "max_per_img": 40,
+    "num": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,11 @@ NETWORKS = {
     "reppoints": Network(
         "RepPoints",
         "reppoints/reppoints-moment_r50_fpn-gn_head-gn_1x_coco.py",
+        {"deform_conv2d", "deform_conv2d_backward", "nms"},
+    ),
+    "dyhead": Network(
+        "DyHead",
+        "dyhead/atss_r50_fpn_dyhead_1x_coco.py",
         {"deform_conv2d", "deform_conv2d_backward", "nms"},
     ),
     "deformable_detr": Network(
@@ -80,7 +93,8 @@ def build(network: Network, device: str = "cpu", small: bool = False) -> Any:
         backbone = settings.pop("backbone")
         _shrink(settings, channels=1 if "encoder" in settings else 8)
         backbone.update(base_channels=16)  # where a ResNet has 64
-        settings.neck.in_channels = [channels // 4 for channels in settings.neck.in_channels]
+        neck = settings.neck[0] if isinstance(settings.neck, list) else settings.neck
+        neck.in_channels = [channels // 4 for channels in neck.in_channels]
         settings.backbone = backbone
     torch.manual_seed(0)
     model = MODELS.build(settings)
@@ -108,7 +122,7 @@ def _shrink(settings: Any, channels: int) -> None:
 def _make_confident(model: Any) -> None:
     """An untrained network is sure of nothing; with this its scores vary, as those of a trained one do."""
     for name, parameter in model.named_parameters():
-        if name.endswith(("fc_cls.weight", "reppoints_cls_out.weight")):
+        if name.endswith(("fc_cls.weight", "reppoints_cls_out.weight", "atss_cls.weight")):
             torch.nn.init.normal_(parameter, std=0.2)
 
 

@@ -74,6 +74,45 @@ def test_version_2_forward_and_backward(with_bias: bool) -> None:
         torch.testing.assert_close(grads[2], 1 + expected[3])
 
 
+@pytest.mark.parametrize("size", [(7, 9), (5, 4)])
+def test_version_2_reads_offsets_of_another_size_in_their_order_as_mmcv_does(size: tuple[int, int]) -> None:
+    input, _, weight, _, bias = layer()
+    shape = (2, 6, 4, 6)  # of the output, of fewer pixels than the offsets
+    if size == (5, 4):  # as many pixels
+        input, shape = input[:, :, :, :4], (2, 6, 4, 5)
+    g = torch.Generator().manual_seed(0)
+    both = torch.randn(2, 37, *size, generator=g)
+    offset, mask = both[:, :24], both[:, 24:36].sigmoid()  # the offsets are a slice, one image's numbers lie together
+    pixels = shape[2] * shape[3]
+    read = [torch.stack([row.reshape(-1)[: row.shape[0] * pixels] for row in t]) for t in (offset, mask)]
+    inputs = [t.clone().requires_grad_() for t in (input, weight, bias, *read)]
+    as_read = [t.view(2, -1, *shape[2:]) for t in inputs[3:]]
+    expected = triops.deform_conv2d(inputs[0], as_read[0], inputs[1], inputs[2], 1, 1, 1, as_read[1])
+    output = torch.empty(shape)
+    EXTENSION.modulated_deform_conv_forward(input, weight, bias, empty(), offset, mask, output, empty(), **OF_V2)
+    torch.testing.assert_close(output, expected.detach())
+    wanted = torch.autograd.grad(expected.sum(), inputs)
+    grads = [torch.zeros_like(t) for t in (input, weight, bias, offset, mask)]
+    EXTENSION.modulated_deform_conv_backward(
+        input, weight, bias, empty(), offset, mask, empty(), *grads, torch.ones_like(output), **OF_V2
+    )
+    for grad, want in zip(grads[:3], wanted[:3], strict=True):
+        torch.testing.assert_close(grad, want)
+    for grad, want in zip(grads[3:], wanted[3:], strict=True):
+        in_order = grad.flatten(1)
+        torch.testing.assert_close(in_order[:, : want.shape[1]], want)
+        assert not in_order[:, want.shape[1] :].any()  # numbers that were not read
+
+
+def test_version_2_refuses_too_few_offsets() -> None:
+    input, offset, weight, mask, bias = layer()
+    output = torch.empty(2, 6, *offset.shape[2:])
+    with pytest.raises(ValueError, match=r"OH of offset must be 4 .* got 3"):
+        EXTENSION.modulated_deform_conv_forward(
+            input, weight, bias, empty(), offset[:, :, 1:], mask[:, :, 1:], output, empty(), **OF_V2
+        )
+
+
 def test_half_features_keep_float32_offsets() -> None:
     input, offset, weight, mask, bias = layer()
     halves = [t.half() for t in (input, weight, bias)]

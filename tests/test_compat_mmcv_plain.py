@@ -522,6 +522,17 @@ def test_rotated_feature_align_gives_its_gradient_to_the_features(ext, points):
         rotated_feature_align(features, boxes, 0.7, 3)
 
 
+def test_rotated_feature_align_takes_the_boxes_of_all_pixels_as_rows(ext):
+    """As R3Det of mmrotate gives them."""
+    features, boxes = drawn(2, 3, 4, 5), drawn(2, 4, 5, 5, seed=1).abs() * 2
+    for function in (ext.rotated_feature_align_forward, ext.rotated_feature_align_backward):
+        outputs = torch.zeros_like(features), torch.zeros_like(features)
+        for given, output in zip((boxes, boxes.view(-1, 5)), outputs, strict=True):
+            function(features, given, output, spatial_scale=0.7, points=5)
+        assert torch.equal(*outputs)
+        assert outputs[0].any()
+
+
 # points
 
 

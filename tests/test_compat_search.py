@@ -46,6 +46,22 @@ def test_knn_and_three_nn_fill_indices_and_squared_distances(ext: Any) -> None:
     assert (indices.tolist(), squares.tolist()) == ([[[2, 1, 0]]], [[[49, 64, 81]]])
 
 
+def test_knn_and_three_nn_read_three_numbers_a_point_from_the_front_of_wider_rows_as_mmcv_does(ext: Any) -> None:
+    """DGCNN's `F-KNN` of mmdetection3d."""
+    features = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
+    memory = features.flatten().tolist()
+    read = torch.tensor([[memory[3 * (8 * b + i) : 3 * (8 * b + i) + 3] for i in range(8)] for b in range(2)])
+    expected = torch.cdist(read, read).topk(3, largest=False).indices
+    indices, squares = torch.zeros(2, 8, 3, dtype=torch.int32), torch.zeros(2, 8, 3)
+    ext.knn_forward(features, features, indices, squares, b=2, n=8, m=8, nsample=3)
+    assert torch.equal(indices.long(), expected)
+    assert torch.equal(_mmcv_search.knn(3, features).mT, indices)
+    assert torch.equal(_mmcv_search.knn(3, features.mT.contiguous(), transposed=True).mT, indices)
+    # and SA-SSD of mmdetection3d, whose points begin with their number in the batch
+    ext.three_nn_forward(features, features, squares.zero_(), indices.zero_(), b=2, n=8, m=8)
+    assert torch.equal(indices.long(), expected)
+
+
 def test_points_in_polygons_fills_0_and_1(ext: Any) -> None:
     output = torch.full((2, 1), 7.0)
     square = torch.tensor([[0.0, 0, 2, 0, 2, 2, 0, 2]])

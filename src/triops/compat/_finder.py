@@ -41,7 +41,41 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "ms_deform_attn", *PACKAGES)
+LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", *PACKAGES)
+
+# Extension modules by their full name, and the library that each belongs to.
+EXTENSIONS = {
+    "mmcv._ext": "mmcv",
+    "pointops": "pointops",
+    "pointops._C": "pointops",
+    "pointnet2": "pointnet2",
+    "pointnet2._ext": "pointnet2",
+    "pointnet2_ops._ext": "pointnet2",
+    "chamfer": "pointnet2",
+    "MultiScaleDeformableAttention": "ms_deform_attn",
+    "groundingdino._C": "ms_deform_attn",
+    "detrex._C": "ms_deform_attn",
+}
+PARENTS = ("pointops", "pointnet2")  # of the above those that others lie in
+
+# Extension modules that programs carry somewhere in their own packages: how the package's name ends, and the library.
+CARRIED = {
+    "bev_pool_ext": (".ops.bev_pool", "bevfusion"),
+    "bev_pool_v2_ext": (".ops.bev_pool_v2", "bevfusion"),
+    "occ_pool_ext": (".ops.occ_pooling", "bevfusion"),
+    "voxel_pooling_train_ext": (".ops.voxel_pooling_train", "bevfusion"),
+    "voxel_pooling_inference_ext": (".ops.voxel_pooling_inference", "bevfusion"),
+    "voxel_layer": (".ops.voxel", "bevfusion"),
+    "ingroup_inds_cuda": (".ops.ingroup_inds", "pcdet"),
+    "iou3d_nms_cuda": (".ops.iou3d_nms", "pcdet"),
+    "deformable_aggregation_ext": (".ops", "ms_deform_attn"),
+}
+
+# What mmdetection3d compiled under `mmdet3d.ops` before 1.0; the voxels are among the above.
+OF_MMDET3D = (
+    "iou3d_cuda", "roiaware_pool3d_ext", "ball_query_ext", "knn_ext", "interpolate_ext", "group_points_ext",
+    "gather_points_ext", "furthest_point_sample_ext", "assign_score_withk_ext", "sparse_conv_ext",
+)  # fmt: skip
 
 
 def extension_library(fullname: str) -> "str | None":
@@ -49,19 +83,14 @@ def extension_library(fullname: str) -> "str | None":
     package, _, leaf = fullname.rpartition(".")
     if fullname in REPLACED:
         return REPLACED[fullname]
-    if fullname == "mmcv._ext":
-        return "mmcv"
+    if fullname in EXTENSIONS:
+        return EXTENSIONS[fullname]
     if package.startswith("pcdet.ops.") and leaf.endswith(("_cuda", "_ext")):
         return "pcdet"
-    if (leaf == "bev_pool_ext" and package.endswith(".ops.bev_pool")) or (
-        leaf == "voxel_layer" and package.endswith(".ops.voxel")
-    ):
-        return "bevfusion"
-    if fullname in ("pointops", "pointops._C"):
-        return "pointops"
-    if fullname == "MultiScaleDeformableAttention":
-        return "ms_deform_attn"
-    return None
+    if package.startswith("mmdet3d.ops.") and leaf in OF_MMDET3D:
+        return "mmdet3d"
+    end, library = CARRIED.get(leaf, ("", None))
+    return library if package.endswith(end) else None
 
 
 def package_source(fullname: str) -> "str | None":
@@ -108,8 +137,8 @@ class ExtensionFinder:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # came after us, and may know better
             if finder.find_spec(fullname, path, target) is not None:
                 return None
-        is_package = source is not None
-        if dot and is_package:
+        is_package = source is not None or fullname in PARENTS
+        if dot and source is not None:
             from importlib.util import find_spec
 
             found = find_spec(str(source))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ def modulated_deform_conv_forward(
 ) -> None:  # fmt: skip
     steps = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
     shift = bias if with_bias else None
+    offset, mask = (_as_read(samples, output.shape) for samples in (offset, mask))
     output.copy_(_convolved(input, offset, mask, weight, shift, steps, group, deformable_group).view_as(output))
 
 
@@ -61,10 +63,11 @@ def modulated_deform_conv_backward(
 ) -> None:  # fmt: skip
     """As mmcv's: the gradients of input, weight and bias are added, those of offset and mask written."""
     steps = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
+    offset, mask = (_as_read(samples, grad_output.shape) for samples in (offset, mask))
     found = _gradients(grad_output, input, offset, mask, weight, steps, group, deformable_group)
     grad_input += found[0]
-    grad_offset.copy_(found[1])
-    grad_mask.copy_(found[2])
+    _write_as_read(grad_offset, found[1])
+    _write_as_read(grad_mask, found[2])
     grad_weight += found[3]
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3)).to(grad_bias.dtype)
@@ -95,6 +98,26 @@ def _gradients(
         _batched(grad).to(input.dtype), input, _fitting(offset, input), weight.to(input.dtype),
         None if mask is None else _fitting(mask, input), *steps, of_inputs, of_weight,
     )  # fmt: skip
+
+
+def _as_read(samples: Tensor, output_shape: Sequence[int]) -> Tensor:
+    """Offsets or masks of the output's size. mmcv does not compare sizes, but reads an image's numbers in order, as if
+    they were of the output's size: DyHead gives those of a finer level, and its checkpoints were trained so."""
+    height, width = output_shape[-2:]
+    channels, *size = samples.shape[1:]
+    if tuple(size) == (height, width) or math.prod(size) < height * width:
+        return samples  # too few are refused
+    return samples.flatten(1)[:, : channels * height * width].reshape(-1, channels, height, width)
+
+
+def _write_as_read(grad: Tensor, found: Tensor) -> None:
+    """Numbers that were not read have no gradient: they stay as given."""
+    if grad.shape == found.shape:
+        grad.copy_(found)
+        return
+    rows = grad.flatten(1).clone()
+    rows[:, : found[0].numel()] = found.flatten(1)
+    grad.copy_(rows.view_as(grad))
 
 
 def _check_groups(input: Tensor, offset: Tensor, weight: Tensor, group: int, deformable_group: int) -> None:

@@ -181,17 +181,24 @@ def prroi_pool_coor_backward(
 def rotated_feature_align_forward(
     features: Tensor, best_bboxes: Tensor, output: Tensor, spatial_scale: float, points: int
 ) -> None:
-    output.copy_(rotated_feature_align(features.detach(), best_bboxes, spatial_scale, points))
+    output.copy_(rotated_feature_align(features.detach(), _box_per_pixel(best_bboxes, features), spatial_scale, points))
 
 
 def rotated_feature_align_backward(
     top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
 ) -> None:
+    boxes = _box_per_pixel(best_bboxes, top_grad)
+
     def aligned(features: Tensor) -> Tensor:
-        return rotated_feature_align(features, best_bboxes, spatial_scale, points)
+        return rotated_feature_align(features, boxes, spatial_scale, points)
 
     # The features themselves play no part in their gradient.
     bottom_grad += gradients(aligned, [wide(top_grad)], top_grad)[0].to(bottom_grad.dtype)
+
+
+def _box_per_pixel(boxes: Tensor, features: Tensor) -> Tensor:
+    """As [N, H, W, 5]: mmrotate gives the rows of all pixels, [N * H * W, 5]."""
+    return boxes.reshape(features.shape[0], *features.shape[2:], 5)
 
 
 def _fitting(rois: Tensor, features: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def knn_forward(
     xyz_tensor: Tensor, new_xyz_tensor: Tensor, idx_tensor: Tensor, dist2_tensor: Tensor, b: int, n: int, m: int,
     nsample: int,
 ) -> None:  # fmt: skip
-    indices, squares = triops.knn(xyz_tensor, new_xyz_tensor, nsample, squared=True)
+    indices, squares = triops.knn(_as_read(xyz_tensor), _as_read(new_xyz_tensor), nsample, squared=True)
     idx_tensor.copy_(indices.clamp(min=0))  # mmcv's sign of nothing is index 0 at a squared distance of 1e10
     dist2_tensor.copy_(squares.clamp(max=1e10))
 
@@ -63,14 +63,24 @@ def knn(k: int, xyz: Tensor, center_xyz: Tensor | None = None, transposed: bool 
     points, centers = xyz.detach(), (xyz if center_xyz is None else center_xyz).detach()
     if transposed:
         points, centers = points.mT, centers.mT
-    indices = triops.knn(points, centers, k)[0].clamp(min=0)  # as of knn_forward
+    indices = triops.knn(_as_read(points), _as_read(centers), k)[0].clamp(min=0)  # as of knn_forward
     return indices.mT.contiguous()
+
+
+def _as_read(points: Tensor) -> Tensor:
+    """Points [B, N, 3]. mmcv's kernels take three numbers after three from memory, whatever a point has: those of the
+    first rows, of DGCNN's features [B, N, C] and of SA-SSD's points with a batch index, and their checkpoints were
+    trained so."""
+    if points.dim() != 3 or points.shape[2] <= 3:
+        return points
+    batch, number, _ = points.shape
+    return points.reshape(-1)[: 3 * batch * number].view(batch, number, 3)
 
 
 def three_nn_forward(
     unknown_tensor: Tensor, known_tensor: Tensor, dist2_tensor: Tensor, idx_tensor: Tensor, b: int, n: int, m: int
 ) -> None:
-    squares, indices = triops.three_nn(unknown_tensor, known_tensor, squared=True)
+    squares, indices = triops.three_nn(_as_read(unknown_tensor), _as_read(known_tensor), squared=True)
     dist2_tensor.copy_(squares)
     idx_tensor.copy_(indices)
 

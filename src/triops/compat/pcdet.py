@@ -230,7 +230,7 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
         "nms_gpu": _nms_gpu,
         "nms_normal_gpu": _nms_normal_gpu,
     },
-    "bev_pool_ext": _bev.FUNCTIONS,
+    "bev_pool_ext": _bev.FUNCTIONS["bev_pool_ext"],
     "ingroup_inds_cuda": {"forward": _ingroup_inds},
     "rotate_iou": _rotate_iou.FUNCTIONS,  # of the evaluations of KITTI and of ONCE
     "iou_utils": _rotate_iou.FUNCTIONS,
