@@ -200,7 +200,8 @@ def test_pointgroup_takes_the_first_thousand_points_and_any_number_of_balls(monk
 
 def test_pointgroup_clusters_points_of_one_label_in_the_order_of_a_queue() -> None:
     labels = torch.tensor([0, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
-    balls = [[3, 0], [1], [2, 3], [0, 3, 6, 5], [4, 1], [3, 5], [2, 3, 6]]  # any order; 2 has another label, 1 is alone before 4
+    # in any order; 2 has another label, and 1 is alone before 4 reaches it
+    balls = [[3, 0], [1], [2, 3], [0, 3, 6, 5], [4, 1], [3, 5], [2, 3, 6]]
     lengths = torch.tensor([len(ball) for ball in balls])
     order = [6, 5, 4, 3, 2, 1, 0]  # balls lie in memory in any order, as atomic counters leave them
     lie = torch.zeros(7, dtype=torch.int64)
