@@ -19,7 +19,7 @@ from triops.compat import _finder, bevfusion, mmdet3d, ms_deform_attn, pcdet, po
 
 SUPPLIED = [
     "MultiScaleDeformableAttention", "groundingdino._C", "detrex._C", "pointnet2._ext", "pointnet2_ops._ext",
-    "chamfer", "pointops._C", "projects.plugin.ops.deformable_aggregation_ext",
+    "chamfer", "pointops._C", "pointgroup_ops", "projects.plugin.ops.deformable_aggregation_ext",
     "projects.ops.ingroup_inds.ingroup_inds_cuda", "det3d.ops.iou3d_nms.iou3d_nms_cuda",
     "mmdet3d.ops.bev_pool_v2.bev_pool_v2_ext", "mmdet3d.ops.voxel.voxel_layer",
     "projects.plugin.ops.occ_pooling.occ_pool_ext", "bevdepth.ops.voxel_pooling_train.voxel_pooling_train_ext",

@@ -168,3 +168,54 @@ def test_pointops_extension_has_the_parameters_of_pointcept() -> None:
     }.items():  # fmt: skip
         assert len(inspect.signature(getattr(compiled, name)).parameters) == count
     assert triops.compat.pointops is pointops
+
+
+# pointgroup_ops
+
+group = pointops.extension("pointgroup_ops")
+
+
+def test_pointgroup_finds_all_points_of_a_ball_in_its_cloud() -> None:
+    of, ends = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.tensor([0, 4, 7])
+    points, balls = group.ballquery_batch_p(LINE, of.int(), ends.int(), 1.5, 300)
+    assert points.tolist() == [0, 1, 0, 1, 2, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6]
+    assert balls.tolist() == [[0, 2], [2, 3], [5, 3], [8, 2], [10, 2], [12, 2], [14, 1]]
+    strict, _ = group.ballquery_batch_p(LINE, of.int(), ends.int(), 1.0, 300)  # nearer than the radius
+    assert strict.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert [t.shape for t in group.ballquery_batch_p(LINE[:0], of[:0], ends * 0, 1.0, 1)] == [(0,), (0, 2)]
+
+
+def test_pointgroup_takes_the_first_thousand_points_and_any_number_of_balls(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.compat import _pointgroup
+
+    heap, of = torch.zeros(1200, 3), torch.zeros(1200, dtype=torch.int32)
+    points, balls = group.ballquery_batch_p(heap, of, torch.tensor([0, 1200]), 1.0, 50)
+    assert points.view(1200, 1000).unique(dim=0).tolist() == [[*range(1000)]]
+    assert balls[:, 1].tolist() == [1000] * 1200
+    monkeypatch.setattr(_pointgroup, "AT_ONCE", 2 * _pointgroup.MOST)  # two balls at a time, over the ends of clouds
+    start, count = group.ballquery_batch_p(LINE, of[:7], torch.tensor([0, 3, 3, 7]), 1.5, 1)[1].T
+    assert count.tolist() == [2, 3, 2, 1, 2, 2, 1]
+    assert start.tolist() == [0, 2, 5, 7, 8, 10, 12]
+
+
+def test_pointgroup_clusters_points_of_one_label_in_the_order_of_a_queue() -> None:
+    labels = torch.tensor([0, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
+    # in any order; 2 has another label, and 1 is alone before 4 reaches it
+    balls = [[3, 0], [1], [2, 3], [0, 3, 6, 5], [4, 1], [3, 5], [2, 3, 6]]
+    lengths = torch.tensor([len(ball) for ball in balls])
+    order = [6, 5, 4, 3, 2, 1, 0]  # balls lie in memory in any order, as atomic counters leave them
+    lie = torch.zeros(7, dtype=torch.int64)
+    rows: list[int] = []
+    for ball in order:
+        lie[ball] = len(rows)
+        rows += balls[ball]
+    neighbors, starts = torch.tensor(rows, dtype=torch.int32), torch.stack([lie, lengths], 1).int()
+    pairs, offsets = group.bfs_cluster(labels, neighbors, starts, 2)
+    assert pairs.tolist() == [[0, 0], [0, 3], [0, 6], [0, 5]]
+    assert offsets.tolist() == [0, 4]
+    pairs, offsets = group.bfs_cluster(labels, neighbors, starts, 1)
+    assert pairs[:, 1].tolist() == [0, 3, 6, 5, 1, 2, 4]
+    assert offsets.tolist() == [0, 4, 5, 6, 7]
+    pairs, offsets = group.bfs_cluster(labels, neighbors, starts, 5)
+    assert (pairs.shape, offsets.tolist()) == ((0, 2), [0])
+    assert pairs.dtype == offsets.dtype == torch.int32

@@ -48,6 +48,7 @@ EXTENSIONS = {
     "mmcv._ext": "mmcv",
     "pointops": "pointops",
     "pointops._C": "pointops",
+    "pointgroup_ops": "pointops",
     "pointnet2": "pointnet2",
     "pointnet2._ext": "pointnet2",
     "pointnet2_ops._ext": "pointnet2",

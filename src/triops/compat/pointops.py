@@ -1,4 +1,4 @@
-"""Pointcept's `pointops` without a compiler: importing this module supplies `pointops` and `pointops._C`.
+"""Pointcept's `pointops` and `pointgroup_ops` without a compiler: importing this module supplies them.
 
 The functions have pointops' names, parameters and results, on any device. `offset` and `new_offset` hold the end of
 each cloud. A result has the dtype of its features, where pointops knows float32 alone.
@@ -17,6 +17,7 @@ from triops._clouds import ends_to_offsets
 from triops._dtypes import compute_dtype
 from triops.compat import _finder
 from triops.compat._extension import Extension
+from triops.compat._pointgroup import ballquery_batch_p, bfs_cluster
 from triops.compat._pointops_balls import ball_query_cuda, random_ball_query_cuda
 from triops.ops.furthest_point_sample import furthest_point_sample_rows
 
@@ -324,7 +325,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def extension(name: str) -> Extension:
-    """`pointops`, whose functions are differentiable, or `pointops._C`."""
+    """`pointops`, whose functions are differentiable, `pointops._C` or `pointgroup_ops`."""
+    if name == "pointgroup_ops":
+        return Extension(name, {"ballquery_batch_p": ballquery_batch_p, "bfs_cluster": bfs_cluster})
     if name != "pointops":
         return Extension(name, FUNCTIONS)
     package = Extension(name, {})
