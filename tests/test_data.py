@@ -592,6 +592,20 @@ def test_output_of_other_settings_is_not_mixed(kitti: Path, tmp_path: Path) -> N
         make(kitti, tmp_path, "pcdet")
 
 
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [
+        ("memory://", "memory://n"), ("file:///", "file:///n"), ("s3://b/", "s3://b/n"), ("/", "/n"), ("a//", "a/n"),
+        ("zip::x.zip", "zip://n::x.zip"), ("zip://a/::x.zip", "zip://a/n::x.zip"), ("a::b", "a::b/n"),
+        ("simplecache::file:///", "simplecache::file:///n"),
+    ],
+)  # fmt: skip
+def test_a_name_in_the_uppermost_folder_of_a_url(folder: str, path: str) -> None:
+    """It was taken for a local path, as a slash of `://` was lost."""
+    assert files.join(folder, "n") == path
+    assert files.join(files.folder_of(path), files.name_of(path)) == path
+
+
 def test_a_url_is_a_place_like_any_other(kitti: Path, expected: dict[str, bytes]) -> None:
     for path, data in tree(kitti).items():
         files.make_folder(files.folder_of(f"memory://kitti/{path}"))
