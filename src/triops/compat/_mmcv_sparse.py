@@ -89,7 +89,9 @@ def tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int, 
         versions, num, found = known
         rows = found.gather.shape[1], found.inputs
         same = (versions, rows) == ((_version(indice_pairs), _version(num)), (outputs, inputs))
-        if same and (indice_num is num or not indice_num.is_cpu or not num.is_cpu or torch.equal(indice_num.to(num.dtype), num)):
+        if same and (
+            indice_num is num or not indice_num.is_cpu or not num.is_cpu or torch.equal(indice_num.to(num.dtype), num)
+        ):
             return found
     return _make_tables(indice_pairs, indice_num, inputs, outputs)
 

@@ -61,7 +61,8 @@ def _check_memo(data: bytes) -> None:
     """Refuse numbers of values that no pickle of this size needs.
 
     Python's reader makes room for as many values as the largest number says, 16 bytes for each: ten bytes may ask for
-    gigabytes. A pickle in which such a number may hide behind the end of a frame is refused as well. Values are numbered one by one, so every number is less than the bytes there are.
+    gigabytes. Values are numbered one by one, so every number is less than the bytes there are. A pickle in which such
+    a number may hide behind the end of a frame is refused as well.
     """
     if cpu.first_far_put(np.frombuffer(data, np.uint8), arguments(), max(_MEMO, len(data))) >= 0:
         raise PickleError("it numbers more values than it can hold, or its frames end within an instruction")
