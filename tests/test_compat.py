@@ -592,7 +592,7 @@ def test_beside_a_cpu_a_list_made_in_training_carries_the_plans_of_gradients(ext
     with FakeTensorMode(shape_env=ShapeEnv()), torch.set_grad_enabled(training):
         indices = torch.zeros(40, 4, dtype=torch.int32, device="meta")  # as any that is not a CPU
         _, indice_pairs, _ = pairs(ext, indices, out_shape, 3, stride, padding, subm, transpose)
-        found = getattr(indice_pairs, _mmcv_sparse.RULEBOOK)[1]
+        found = getattr(indice_pairs, _mmcv_sparse.RULEBOOK)[-1]
     assert found.tiles is not None
     assert (found.pairs is not None) == training
     assert (found.transposed_tiles is not None) == (training and not subm)
@@ -638,6 +638,19 @@ def test_a_list_of_pairs_that_changes_is_read_anew(ext):
     indice_pairs[:, 1] = 0
     changed = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
     assert set(changed.scatter.unique().tolist()) <= {-1, 0}
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_list_with_other_counts_is_read_anew(ext, written):
+    out_indices, indice_pairs, num = pairs(ext, sites(), [3, 3, 4], 3, 2, 1)
+    counts = (40, len(out_indices))
+    first = _mmcv_sparse.tables(indice_pairs, num, *counts, 0)
+    assert _mmcv_sparse.tables(indice_pairs, num.long(), *counts, 0) is first
+    fewer = num if written else num.clone()
+    fewer[0] = 0
+    assert first.gather[0].max() >= 0
+    assert _mmcv_sparse.tables(indice_pairs, fewer, *counts, 0).gather[0].max() < 0
+    assert first.gather[0].max() >= 0
 
 
 def test_a_list_that_changes_in_inference_mode_is_read_anew(ext):

@@ -78,6 +78,22 @@ def test_packages_that_were_there_for_their_extension_module_alone_are_supplied_
     assert _finder.is_ours(importlib.import_module("pointops._C"))
 
 
+def test_a_folder_that_comes_onto_the_path_later_is_found_below_a_supplied_package(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _finder.install("pointnet2")
+    later = tmp_path / "later"
+    supplied = importlib.import_module("pointnet2._ext")
+    (later / "pointnet2" / "layers").mkdir(parents=True)
+    (later / "pointnet2" / "modules.py").write_text("NAME = __name__")
+    (later / "pointnet2" / "layers" / "deep.py").write_text("NAME = __name__")
+    monkeypatch.syspath_prepend(later)
+    for name in ("pointnet2.modules", "pointnet2.layers.deep"):
+        found = importlib.import_module(name)
+        assert name == found.NAME
+    assert importlib.import_module("pointnet2._ext") is supplied
+
+
 # attention
 
 

@@ -403,11 +403,73 @@ def test_a_small_pickle_makes_no_huge_array() -> None:
             def __reduce__(self) -> Any:
                 return np.array, (values, kind)  # noqa: B023
 
-        with pytest.raises(PickleError, match="arrays far larger than the file"):
+        with pytest.raises(PickleError, match="values far larger than the file"):
             load_pickle(pickle.dumps(Asked()))
 
 
+def times(number: int, call: bytes) -> bytes:
+    """The instructions of a list of what so many equal calls make."""
+    return b"](" + call * number + b"e."
+
+
+TEXT = b"a" * 100_000
+LONG = len(TEXT).to_bytes(4, "little")
+MANY_COPIES = {
+    "encode": b"c_codecs\nencode\nq\x00X" + LONG + TEXT + b"q\x01" + times(70, b"h\x00h\x01\x85R"),
+    "set": b"cbuiltins\nset\nq\x00(" + b"N" * 100_000 + b"lq\x01" + times(5, b"h\x00h\x01\x85R"),
+    "_frombuffer": b"cnumpy.core.numeric\n_frombuffer\nq\x00B" + LONG + TEXT + b"q\x01cnumpy\ndtype\n"
+    b"X\x02\x00\x00\x00u1\x85Rq\x02J" + LONG + b"\x85q\x03X\x01\x00\x00\x00Cq\x04"
+    + times(70, b"h\x00(h\x01h\x02h\x03h\x04tR"),
+    "_reconstruct": b"cnumpy\ndtype\nX\x02\x00\x00\x00u2\x85R(K\x03X\x01\x00\x00\x00>NNNK\x00K\x00K\x00tbq\x00"
+    b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nK\x00\x85B\x01\x00\x00\x00b\x87q\x02"
+    b"(K\x01J" + (len(TEXT) // 2).to_bytes(4, "little") + b"\x85h\x00\x89B" + LONG + TEXT + b"tq\x03"
+    + times(70, b"h\x01h\x02Rh\x03b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY_COPIES)
+def test_a_small_pickle_makes_no_great_number_of_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"\x80\x03" + MANY_COPIES[name]
+    assert len(load_pickle(data)) == (5 if name == "set" else 70)  # it is well formed
+    monkeypatch.setattr(pickles, "_ROOM", 0)
+    with pytest.raises(PickleError, match="values far larger than the file"):
+        load_pickle(data)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_a_pickle_held_can_be_pickled_again(protocol: int) -> None:
+    value = load_pickle(pickle.dumps({"box": np.arange(6.0).reshape(2, 3).T}, protocol))
+    again = pickle.loads(pickle.dumps(value, protocol))["box"]
+    assert type(again) is np.ndarray
+    np.testing.assert_array_equal(again, value["box"])
+
+
 FAR = 100_000
+
+
+def frame(data: bytes) -> bytes:
+    return b"\x95" + len(data).to_bytes(8, "little") + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"Nr\x00") + FAR.to_bytes(4, "little") + b".",  # the zero is dropped, and four other bytes are read
+        frame(b"N" + frame(b"rrrrr.")[:-6] + b"X") + b"r" + FAR.to_bytes(4, "little") + b".",  # a frame in a frame
+        frame(b"NX\x01\x00") + b"\x00\x00\x00\x00r" + FAR.to_bytes(4, "little") + b".",
+    ],
+)
+def test_a_frame_of_a_pickle_hides_no_number(data: bytes) -> None:
+    with pytest.raises(PickleError, match=r"it numbers more values .* or its frames end within an instruction"):
+        load_pickle(b"\x80\x04" + data)
+
+
+def test_frames_of_a_pickle_may_stand_one_behind_or_in_another() -> None:
+    whole = frame(b"]") + frame(frame(b"q\x00(") + b"K\x01") + b"K\x02" + frame(b"e") + b"."
+    assert load_pickle(b"\x80\x04" + whole) == [1, 2]
+    value = [bytes(100_000), "a" * 100_000, [str(i) for i in range(30_000)]]
+    for dump in (pickle.dumps, pickle._dumps):  # type: ignore[attr-defined]
+        assert load_pickle(dump(value, 4)) == value
 
 
 @pytest.mark.parametrize("put", [b"r" + FAR.to_bytes(4, "little"), b"p100000\n", b"p0100000\n", b"p1_000_0_0\n"])
@@ -528,6 +590,20 @@ def test_output_of_other_settings_is_not_mixed(kitti: Path, tmp_path: Path) -> N
     make(kitti, tmp_path)
     with pytest.raises(JobError, match="layout was mmdet3d, is pcdet"):
         make(kitti, tmp_path, "pcdet")
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [
+        ("memory://", "memory://n"), ("file:///", "file:///n"), ("s3://b/", "s3://b/n"), ("/", "/n"), ("a//", "a/n"),
+        ("zip::x.zip", "zip://n::x.zip"), ("zip://a/::x.zip", "zip://a/n::x.zip"), ("a::b", "a::b/n"),
+        ("simplecache::file:///", "simplecache::file:///n"),
+    ],
+)  # fmt: skip
+def test_a_name_in_the_uppermost_folder_of_a_url(folder: str, path: str) -> None:
+    """It was taken for a local path, as a slash of `://` was lost."""
+    assert files.join(folder, "n") == path
+    assert files.join(files.folder_of(path), files.name_of(path)) == path
 
 
 def test_a_url_is_a_place_like_any_other(kitti: Path, expected: dict[str, bytes]) -> None:

@@ -53,6 +53,38 @@ def test_an_error_in_a_helper_thread_reaches_the_caller() -> None:
         torch.set_num_threads(before)
 
 
+def test_an_interrupt_leaves_no_kernel_running() -> None:
+    """The caller frees the memory that kernels were given addresses of."""
+    done = python("""
+        import os, signal, threading, time, torch
+        from triops._cpu.threads import run
+
+        running, most, main = 0, 0, threading.main_thread()
+
+        def kernel(begin, end):
+            global running, most
+            if threading.current_thread() is main:
+                while not running:
+                    time.sleep(0.01)
+                return
+            running += 1
+            most = max(most, running)
+            time.sleep(0.5)
+            running -= 1
+
+        torch.set_num_threads(2)
+        run(kernel, 2, 1)  # compiled
+        for seconds in (0.2, 0.3):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            run(kernel, 2, 1)
+        except KeyboardInterrupt:
+            print(most, running)
+        time.sleep(0.5)
+    """)
+    assert done.stdout.strip() == "1 0", done.stderr
+
+
 def test_four_threads_at_once() -> None:
     expected, wrong = triops.points_in_boxes(*ARGS), []
 

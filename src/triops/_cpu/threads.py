@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -36,6 +37,9 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
 
     A helper that the system has not woken by the time the chunks are gone finds its job withdrawn, so the caller waits
     only for helpers inside a chunk. It spins for 0.1 ms before it blocks: waking up takes longer than most waits.
+
+    When it returns or raises, no kernel runs any more, also where an interrupt ends the wait: kernels may have been
+    given addresses, whose memory the caller then frees.
     """
     threads = min(torch.get_num_threads(), count // grain) if count > grain else 1
     if threads <= 1:
@@ -56,24 +60,47 @@ def run(kernel: Callable[..., Any], count: int, grain: int, *args: Any) -> None:
     jobs = list(range(threads - 1))  # unclaimed
     done = np.zeros(threads - 1, np.int64)  # by job
 
+    entered: list[None] = []
+    left: list[None] = []
+
     def help_out() -> None:
+        entered.append(None)
         job = _claim(jobs)
         if job is not None:
             work()
             done[job] = 1
+        left.append(None)
 
-    _workers.submit(help_out, threads - 1)
-    work()
-    running = threads
-    while (job := _claim(jobs)) is not None:
-        done[job] = 1
-        running -= 1
-    if running > 1:
-        _spin(done, SPINS)
-    errors = [finished.get() for _ in range(running)]
+    try:
+        _workers.submit(help_out, threads - 1)
+        work()
+        running = threads
+        while (job := _claim(jobs)) is not None:
+            done[job] = 1
+            running -= 1
+        if running > 1:
+            _spin(done, SPINS)
+        errors = [finished.get() for _ in range(running)]
+    except BaseException:
+        _abandon(jobs, chunks, entered, left)
+        raise
     for error in errors:
         if error is not None:
             raise error
+
+
+def _abandon(jobs: list[int], chunks: Iterator[tuple[int, int]], entered: list[None], left: list[None]) -> None:
+    """Return when all helpers are outside of chunks, and will stay so; interrupts cannot shorten it."""
+    while True:
+        try:
+            jobs.clear()  # who enters from now on leaves at once
+            for _ in chunks:
+                pass
+            while len(left) < len(entered):
+                time.sleep(1e-4)
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def _chunks(count: int, grain: int, threads: int) -> list[tuple[int, int]]:

@@ -129,7 +129,12 @@ class ExtensionFinder:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        top, dot, _ = fullname.partition(".")
+        top, dot, rest = fullname.partition(".")
+        if top in PARENTS and dot and "." not in rest and is_ours(sys.modules.get(top)):
+            # A folder of that name may have come onto the path since, as a package without `__init__.py` would see.
+            spec = PathFinder.find_spec(fullname, [f"{entry or '.'}/{top}" for entry in sys.path], target)
+            if spec is not None:
+                return spec
         source = package_source(fullname)
         if (top if source is not None else extension_library(fullname)) not in self.libraries:
             return None

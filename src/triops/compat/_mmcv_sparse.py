@@ -68,24 +68,30 @@ def _list_of(rulebook: Rulebook) -> tuple[Tensor, Tensor]:
         indice_pairs, num = Pairs.of(plan, *scatter.shape)
         slots = torch.arange(scatter.shape[1], dtype=torch.int32, device=num.device)
         indice_pairs.masked_fill_((slots >= num[:, None])[:, None], -1)
+        num = num.clone()  # who writes to it does not write to the plan
     if not rulebook.mirrored:
         rulebook.tables = rulebook.tables._replace(scatter=scatter, transposed_pairs=plan)
-    setattr(indice_pairs, RULEBOOK, (_version(indice_pairs), rulebook.prepared(backward=training).tables))
+    versions = _version(indice_pairs), _version(num)
+    setattr(indice_pairs, RULEBOOK, (versions, num, rulebook.prepared(backward=training).tables))
     return indice_pairs, num
 
 
 def tables(indice_pairs: Tensor, indice_num: Tensor, inputs: int, outputs: int, inverse: int) -> Tables:
     """The tables behind a list of pairs; an inverse convolution swaps inputs and outputs.
 
-    Read from the list where it came from elsewhere, was written to, or is asked for other numbers of rows.
+    Read from the list where it came from elsewhere, it or its counts were written to, or other numbers of rows or other
+    counts are asked for. On a GPU counts of another tensor are taken for the same: to look would wait for it.
     """
     if inverse:
         return tables(indice_pairs, indice_num, outputs, inputs, 0).inverse()
-    known: tuple[int, Tables] | None = getattr(indice_pairs, RULEBOOK, None)
+    known: tuple[tuple[int, int], Tensor, Tables] | None = getattr(indice_pairs, RULEBOOK, None)
     if known is not None:
-        version, found = known
+        versions, num, found = known
         rows = found.gather.shape[1], found.inputs
-        if (version, rows) == (_version(indice_pairs), (outputs, inputs)):
+        same = (versions, rows) == ((_version(indice_pairs), _version(num)), (outputs, inputs))
+        if same and (
+            indice_num is num or not indice_num.is_cpu or not num.is_cpu or torch.equal(indice_num.to(num.dtype), num)
+        ):
             return found
     return _make_tables(indice_pairs, indice_num, inputs, outputs)
 

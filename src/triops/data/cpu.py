@@ -48,16 +48,22 @@ def all_finite(flat):
 LINE, LINES, COUNT = -1, -2, -2  # a line; two lines; COUNT - n: a little-endian count of n bytes, then so many bytes
 NOTHING_ELSE = 1 << 40  # there is no such instruction, and reading ends
 PUT, LONG_BINPUT, STOP = pickle.PUT[0], pickle.LONG_BINPUT[0], pickle.STOP[0]
+FRAME = pickle.FRAME[0]
 
 
 @jit
 def first_far_put(data, arguments, limit):
     """Where the first instruction of a pickle stands that puts something at `limit` of its memo or beyond, or -1.
 
+    One that goes on behind the end of its frame counts too: Python's reader drops what the frame has of it, and would
+    read other instructions from there on than stand here one after the other.
+
     data: uint8 [N]; arguments: int64 [256], what follows each instruction.
     """
-    size, at = data.shape[0], 0
+    size, at, start, frame = data.shape[0], 0, 0, 0
     while at < size:
+        if start < frame < at:
+            return start
         start, code = at, data[at]
         at += 1
         if code == STOP:
@@ -67,6 +73,13 @@ def first_far_put(data, arguments, limit):
             at += follows
             if code == LONG_BINPUT and at <= size and _little_endian(data, start + 1, 4) >= limit:
                 return start
+            if code == FRAME and at <= size:
+                count = _little_endian(data, start + 1, 8)
+                if count < 0 or count > size - at:
+                    return -1
+                if at < frame < at + count:
+                    return start
+                frame = max(frame, at + count)
         elif follows >= LINES:
             for _ in range(-follows):
                 while at < size and data[at] != 0x0A:

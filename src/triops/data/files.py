@@ -50,10 +50,16 @@ def join(folder: str, *names: str) -> str:
             folder = name
         elif name and is_chained(folder):
             before, path, after = _links(folder)
-            folder = f"{before}{path if path.endswith('://') else path.rstrip('/') + '/'}{name}{after}"
+            folder = f"{before}{_below(path, name)}{after}"
         elif name:
-            folder = f"{folder.rstrip('/')}/{name}" if folder else name
+            folder = _below(folder, name)
     return folder
+
+
+def _below(folder: str, name: str) -> str:
+    """A name in a folder that is a local path or a URL of one link; the uppermost one of a URL ends in its slashes."""
+    protocol, mark, path = folder.rpartition("://")
+    return f"{protocol}{mark}{path.rstrip('/')}/{name}" if path else f"{folder}{name}"
 
 
 def folder_of(path: str) -> str:

@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from triops.data.garbage import no_garbage
 
 _MAX_DIMENSIONS = 64  # of an array
 _MAX_ITEM = 1 << 16  # bytes of a string in an array
-_ROOM, _GROWTH = 1 << 26, 64  # arrays made of lists may take 64 MB, or so many times the size of their file
+_ROOM, _GROWTH = 1 << 26, 64  # what functions make may take 64 MB, or so many times the size of their file
+_ITEM = 64  # bytes of an item of a set
 _MEMO = 1 << 16  # values that a pickle may number; more, where it has more bytes than that
 
 
@@ -59,10 +61,11 @@ def _check_memo(data: bytes) -> None:
     """Refuse numbers of values that no pickle of this size needs.
 
     Python's reader makes room for as many values as the largest number says, 16 bytes for each: ten bytes may ask for
-    gigabytes. Values are numbered one by one, so every number is less than the bytes there are.
+    gigabytes. Values are numbered one by one, so every number is less than the bytes there are. A pickle in which such
+    a number may hide behind the end of a frame is refused as well.
     """
     if cpu.first_far_put(np.frombuffer(data, np.uint8), arguments(), max(_MEMO, len(data))) >= 0:
-        raise PickleError("it numbers more values than it can hold")
+        raise PickleError("it numbers more values than it can hold, or its frames end within an instruction")
 
 
 def arguments() -> npt.NDArray[np.int64]:
@@ -102,6 +105,8 @@ class _Pickler(pickle.Pickler):
 class _Dtype:
     """A dtype of numbers or strings. Its state says no more than the byte order."""
 
+    spend: Callable[[int], None] | None = None  # counts the bytes of arrays
+
     def __init__(self, code: str, align: object = False, copy: object = True) -> None:
         if not isinstance(code, str):
             raise PickleError("a dtype that is not named by a string")
@@ -133,7 +138,13 @@ class _Array(np.ndarray):
             fits = isinstance(data, bytes) and len(data) == count * dtype.value.itemsize
         if not fits or any(n < 0 for n in shape):
             raise PickleError("an array whose data does not fit its shape")
+        if dtype.spend is not None:
+            dtype.spend(count * dtype.value.itemsize)
         super().__setstate__((1, shape, dtype.value, bool(fortran), data))  # type: ignore[arg-type]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As an array of NumPy: what was read may be sent to another process."""
+        return self.view(np.ndarray).__reduce_ex__(protocol)
 
 
 class _Call:
@@ -218,20 +229,38 @@ class _Unpickler(pickle.Unpickler):
         function = _ALLOWED.get((module, name))
         if function is None:
             raise PickleError(f"it asks for {module}.{name}"[:200])
-        return _Call(function if function is not _array else self._array)
+        return _Call(partial(self._array if function is _array else self._make, function))
 
-    def _array(self, values: Any, dtype: Any = None, *rest: Any) -> Any:
-        """As `_array`. The same list may be named again and again, also within itself: a short file, a huge array."""
+    def _make(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function makes, which is about as large as what it is given.
+
+        The same bytes may be given again and again: a short file, any number of copies of a part of it.
+        """
+        for value in args:
+            if isinstance(value, bytes | bytearray | str):
+                self._spend(len(value))
+            elif function is set:
+                self._spend(_ITEM * len(value))
+        made = function(*args)
+        if function is _Dtype:
+            made.spend = self._spend
+        return made
+
+    def _array(self, function: Callable[..., Any], values: Any, dtype: Any = None, *rest: Any) -> Any:
+        """The same list may be named again and again, also within itself."""
         wanted = dtype if isinstance(dtype, _Dtype) else _Dtype(dtype)
         size, level = wanted.value.itemsize, values
         for _ in range(_MAX_DIMENSIONS):
             if not isinstance(level, list | tuple) or not level:
                 break
             size, level = size * len(level), level[0]
+        self._spend(size)
+        return function(values, wanted, *rest)
+
+    def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise PickleError("arrays far larger than the file")
-        return _array(values, wanted, *rest)
+            raise PickleError("values far larger than the file")
 
     def persistent_load(self, identifier: Any) -> Any:
         raise PickleError("it asks for an object from outside")
