@@ -251,3 +251,19 @@ def test_a_sum_in_float64_that_cancels_is_judged_by_numbers_beside_it() -> None:
     assert not execute._differences(call, execute.Outcome([expected.outputs[0], off]), expected)
     off[at] = 1e-13
     assert execute._differences(call, execute.Outcome([expected.outputs[0], off]), expected)
+
+
+def test_a_gradient_of_a_norm_that_cancels_is_judged_by_its_column() -> None:
+    """2,000 equal gradients leave nothing but rounding: at most 3e-6 in a column, where the reference errs by 2e-7."""
+    from triops.acceptance.soak import execute
+    from triops.acceptance.soak.calls import Spec, draw
+
+    call = draw(Spec("batch_norm_act_backward", "cpu", 3063337288))
+    expected = execute._expected(call)
+    assert expected.outputs is not None
+    off = execute._in_float64(call, expected.outputs)[0]
+    off[360, 1] += 1e-7
+    assert execute.difference([off], expected.outputs[:1], "row")
+    assert not execute._differences(call, execute.Outcome([off, *expected.outputs[1:]]), expected)
+    off[360, 1] += 1e-5
+    assert execute._differences(call, execute.Outcome([off, *expected.outputs[1:]]), expected)

@@ -15,7 +15,8 @@ from triops._cpu.memory import as_numpy, in_huge_pages
 from triops._cpu.threads import run
 from triops._dtypes import compute_dtype
 
-PART = 512  # rows
+PART = 512  # rows of a partial moment
+SUMMED = 128  # rows of a partial sum of gradients: of equal ones nothing but rounding is left
 
 
 def batch_norm_act(
@@ -51,8 +52,8 @@ def batch_norm_act_backward(grad, features, weight, bias, statistics, active, tr
     values, grads = as_bits(features), as_bits(grad)
     scale, shift = _affine(weight, bias, known)
     kind, constants = ACTIVATIONS.index(activation), _constants(alpha, known.dtype)
-    parts = np.zeros((-(-counted // PART), 2, channels), known.dtype)
-    run(_sums, len(parts), 1, grads, values, scale, shift, known, counted, kind, constants, parts)
+    parts = np.zeros((-(-counted // SUMMED), 2, channels), known.dtype)
+    run(_sums, len(parts), PART // SUMMED, grads, values, scale, shift, known, counted, kind, constants, parts)
     sums = parts.sum(0, dtype=np.float64)
     spread = (sums / max(counted, 1) if training else np.zeros_like(sums)).astype(known.dtype)
     result = torch.empty(rows, channels, dtype=features.dtype)
@@ -146,7 +147,7 @@ def _sums(begin, end, grads, values, scale, shift, statistics, counted, kind, co
     straight = kind == 0 or kind == 1 or kind == 3
     for part in range(begin, end):
         of_weight, of_bias = parts[part, 0], parts[part, 1]
-        for row in range(part * PART, min((part + 1) * PART, counted)):
+        for row in range(part * SUMMED, min((part + 1) * SUMMED, counted)):
             if straight:
                 for c in range(channels):
                     normal = (widen(values[row, c]) - statistics[0, c]) * statistics[1, c]
