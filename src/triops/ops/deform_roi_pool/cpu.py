@@ -261,6 +261,7 @@ def _slopes(begin, end, given, input, boxes, moves, factors, rules, grad):
                 if not on_y:
                     continue
                 moves_y = y >= real(0) and y <= real(rules.height - 1)
+                line_y, line_x = real(0), real(0)  # thousands of samples one by one would lose digits
                 for j in range(begin_x, end_x):
                     x = _sample(base_x, frame.length_x, frame.samples_x, j, grad)
                     on_x, low_x, high_x, part_x = neighbors(x, rules.width, grad)
@@ -276,9 +277,11 @@ def _slopes(begin, end, given, input, boxes, moves, factors, rules, grad):
                         d2 += source[c] * v2[c]
                         d3 += source[c] * v3[c]
                     if x >= real(0) and x <= real(rules.width - 1):
-                        total_x += (real(1) - part_y) * (d1 - d0) + part_y * (d3 - d2)
+                        line_x += (real(1) - part_y) * (d1 - d0) + part_y * (d3 - d2)
                     if moves_y:
-                        total_y += (real(1) - part_x) * (d2 - d0) + part_x * (d3 - d1)
+                        line_y += (real(1) - part_x) * (d2 - d0) + part_x * (d3 - d1)
+                total_y += line_y
+                total_x += line_x
             count = _count(frame, grad)
             along[0, number] = frame.reach_x * (total_x / count)
             along[1, number] = frame.reach_y * (total_y / count)
