@@ -132,7 +132,7 @@ def _summary() -> str:
     missed = [row for row in rows() if row.misses]
     parts = ["\n## Summary\n", SUMMARY_WORDS, "\n", _overview()]
     if missed:
-        parts += ["\nThe operators of which cases miss their bar:\n\n", _rows(missed)]
+        parts += [_folded("The operators of which cases miss their bar", "\n" + _rows(missed))]
     return "".join([*parts, CHART_WORDS, _folded("Every operator", ROWS_WORDS + "\n" + _rows(rows()))])
 
 
@@ -170,7 +170,7 @@ def _rows(found: list[Row]) -> str:
 def chart() -> str:
     """An SVG of the median ratios against others than plain torch, longest first."""
     found = sorted((row for row in rows() if row.against != "plain torch"), key=lambda row: -median(row.ratios))
-    left, right, line = 230, 830, 15
+    left, right, line = 230, 830, 14
     most = math.ceil(math.log10(max(median(row.ratios) for row in found)))
     scale = (right - left) / most
 
