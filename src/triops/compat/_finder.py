@@ -21,9 +21,12 @@ WRAPPERS = (
     "mmcv.ops.carafe",
 )  # fmt: skip
 
-# Modules that look for compiled functions when they are executed, the library of ours that has these, and the module of
-# triops whose `complete` then is given them.
-COMPLETED = {"torch_geometric.typing": ("torch_cluster", "triops.compat.torch_cluster._geometric")}
+# Modules that look for compiled functions when they are executed, the library of ours that has these, the module of
+# triops whose `complete` then is given them, and their own function, if any, that says whether they have found all.
+COMPLETED = {
+    "torch_geometric.typing": ("torch_cluster", "triops.compat.torch_cluster._geometric", ""),
+    "torchvision.extension": ("torchvision", "triops.compat.torchvision", "_has_ops"),
+}
 
 # Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
 # files that every installation has, so ours is found first where it was asked for.
@@ -41,7 +44,7 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", *PACKAGES)
+LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "torchvision", *PACKAGES)
 
 # Extension modules by their full name, and the library that each belongs to.
 EXTENSIONS = {
@@ -159,7 +162,9 @@ class WrapperLoader(SourceFileLoader):
     def exec_module(self, module: "ModuleType") -> None:
         super().exec_module(module)
         if module.__name__ in COMPLETED:
-            import_module(COMPLETED[module.__name__][1]).complete(module)
+            _, ours, found_all = COMPLETED[module.__name__]
+            if not found_all or not getattr(module, found_all)():
+                import_module(ours).complete(module)
             return
         extension: Any = getattr(module, "ext_module", None)
         if extension is not None and is_ours(extension):
