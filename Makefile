@@ -91,11 +91,13 @@ clean:
 	@touch $@ .venv/.demo
 
 # mmdet3d and the kits of its data sets come without their dependencies: what of those it needs is in the extra.
+# torchvision lies apart: where it does not fit this torch, other packages that import it would stop.
 .venv-networks/.installed: pyproject.toml constraints.txt tests_networks/constraints.txt
 	$(PYTHON) -m venv .venv-networks
 	@echo "Installing into .venv-networks (a few minutes the first time)"
 	$(NETWORKS) -e '.[mmdet3d]' pytest hypothesis rich
 	$(NETWORKS) --no-deps mmdet3d nuscenes-devkit lyft-dataset-sdk pyquaternion trimesh
+	$(NETWORKS) --no-deps --target .venv-networks/torchvision torchvision
 	@touch $@
 
 # The packages of the extra [docs], without triops and torch: docstrings are read, nothing is imported.

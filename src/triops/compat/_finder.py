@@ -44,7 +44,9 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "torchvision", *PACKAGES)
+LIBRARIES = (
+    "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "torchvision", *PACKAGES
+)  # fmt: skip
 
 # Extension modules by their full name, and the library that each belongs to.
 EXTENSIONS = {

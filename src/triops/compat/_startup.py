@@ -67,7 +67,8 @@ def status() -> list[str]:
     ]
     lines += [f"{module}: {_extension_owner(module)}" for module in EXTENSIONS]
     packages = [name for name in _finder.PACKAGES if name != "cumm"]  # which comes and goes with spconv
-    return [*lines, *(f"{name}: {_owner(name, _found_elsewhere(name))}" for name in packages)]
+    lines += [f"{name}: {_owner(name, _found_elsewhere(name))}" for name in packages]
+    return [*lines, f"torchvision: {_torchvision_operators()}"]
 
 
 def _found_elsewhere(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
@@ -87,6 +88,16 @@ def _extension_owner(module: str) -> str:
         return f"{library} is not installed"
     places = [str(Path(place, *folders)) for place in package.submodule_search_locations or ()]
     return _owner(library, _found_elsewhere(module, places))
+
+
+def _torchvision_operators() -> str:
+    """Whether its own can be loaded only its import would say."""
+    if _found_elsewhere("torchvision") is None:
+        return "torchvision is not installed"
+    finder = _finder.installed()
+    if finder is not None and "torchvision" in finder.libraries:
+        return "its own operators where they can be loaded, else those of triops"
+    return "its own operators. Remedy where they do not load: `import triops.compat.torchvision`, or `triops activate`"
 
 
 def _owner(library: str, own: ModuleSpec | None) -> str:

@@ -14,14 +14,14 @@ AUTOCAST = {
     "roi_pool": ("AutocastCUDA",), "ps_roi_align": ("AutocastCUDA",), "ps_roi_pool": ("AutocastCUDA",),
     "deform_conv2d": ("AutocastCUDA",),
 }  # fmt: skip
-LATE = {"roi_align": 3}  # of a backward that takes the sizes of the map in front of its last rules: how many rules first
+LATE = {
+    "roi_align": 3
+}  # of a backward that takes the sizes of the map in front of its last rules: how many rules first
 
 
 def register(library: Any) -> None:
     for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
-        torch.library.register_autograd(
-            f"torchvision::{name}", _of_boxes(name), setup_context=_keep_boxes, lib=library
-        )
+        torch.library.register_autograd(f"torchvision::{name}", _of_boxes(name), setup_context=_keep_boxes, lib=library)
     torch.library.register_autograd(
         "torchvision::deform_conv2d", _of_convolution, setup_context=_keep_convolution, lib=library
     )

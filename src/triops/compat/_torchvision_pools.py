@@ -22,7 +22,7 @@ def roi_pool(
     """-> [K, C, PH, PW], and the pixel that each of them is. Every bin is a box of its own, one bin large."""
     rows, columns, _ = _pixels(input, rois, spatial_scale, (pooled_height, pooled_width), 1)
     shape = (rois.shape[0], pooled_height, pooled_width)
-    image = rois[:, 0].to(rows.dtype)[:, None, None].expand(shape)
+    image = rois[:, 0].to(rows[0].dtype)[:, None, None].expand(shape)
     low_y, high_y = (side[:, :, None].expand(shape) for side in rows)
     low_x, high_x = (side[:, None, :].expand(shape) for side in columns)
     boxes = torch.stack((image, low_x, low_y, high_x - 1, high_y - 1), -1).flatten(0, 2)
@@ -112,7 +112,8 @@ def _check_channels(channels: int, pooled: tuple[int, int]) -> None:
 
 def _own(every: Tensor, pooled: tuple[int, int]) -> Tensor:
     """[K, C, PH, PW] -> a view [K, C / (PH * PW), PH, PW]: of bin (p, q) the channels p * PW + q of each group."""
-    return every.unflatten(1, (-1, *pooled)).diagonal(dim1=2, dim2=4).diagonal(dim1=2, dim2=3)
+    bins: Tensor = every.unflatten(1, (-1, *pooled))
+    return bins.diagonal(dim1=2, dim2=4).diagonal(dim1=2, dim2=3)
 
 
 def _channel_mapping(input: Tensor, rois: Tensor, pooled: tuple[int, int]) -> Tensor:
@@ -147,9 +148,7 @@ def _pixels(
     return rows, columns, area
 
 
-def _members(
-    input: Tensor, rois: Tensor, scale: float, pooled: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _members(input: Tensor, rois: Tensor, scale: float, pooled: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Which rows [K, PH, H] and columns [K, PW, W] belong to bins, and one over the bins' areas [K, 1, PH, PW]."""
     rows, columns, area = _pixels(input, rois, scale, pooled, 0)
     members = []

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops._dtypes import compute_dtype
 from triops.compat import _finder, _torchvision_pools
 from triops.ops import box_iou_rotated as rotated
 from triops.ops import deform_conv2d as deformable
@@ -57,7 +58,7 @@ def roi_align_backward(
     grad: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, batch_size: int,
     channels: int, height: int, width: int, sampling_ratio: int, aligned: bool,
 ) -> Tensor:  # fmt: skip
-    none = grad.new_empty(0, dtype=rois.dtype)
+    none = grad.new_empty(0, dtype=compute_dtype(grad.dtype))
     return align_backward(
         grad, rois, none, none, batch_size, height, width, spatial_scale, sampling_ratio, aligned, "avg"
     )
@@ -67,8 +68,8 @@ def deform_conv2d(
     input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, stride_h: int, stride_w: int, pad_h: int,
     pad_w: int, dilation_h: int, dilation_w: int, groups: int, offset_groups: int, use_mask: bool,
 ) -> Tensor:  # fmt: skip
-    steps: list[list[int]] = [[stride_h, stride_w], [pad_h, pad_w], [dilation_h, dilation_w]]
-    return deformable.deform_conv2d(input, offset, weight, bias, *steps, mask if use_mask else None)
+    stride, padding, dilation = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
+    return deformable.deform_conv2d(input, offset, weight, bias, stride, padding, dilation, mask if use_mask else None)
 
 
 def deform_conv2d_backward(
@@ -76,35 +77,44 @@ def deform_conv2d_backward(
     stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int, groups: int, offset_groups: int,
     use_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    steps: list[list[int]] = [[stride_h, stride_w], [pad_h, pad_w], [dilation_h, dilation_w]]
+    stride, padding, dilation = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
     of_input, of_offset, of_mask, of_weight = deformable.deform_conv2d_backward(
-        grad, input, offset, weight, mask if use_mask else None, *steps
+        grad, input, offset, weight, mask if use_mask else None, stride, padding, dilation
     )
     return of_input, of_weight, of_offset, of_mask if use_mask else torch.zeros_like(mask), grad.sum((0, 2, 3))
 
 
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor) -> Tensor:
-    """With angles in degrees."""
+    """With angles in degrees; float32 of whatever boxes."""
     first, second = (torch.cat((b[:, :4], b[:, 4:] * (pi / 180)), 1) for b in (boxes1, boxes2))
-    return rotated.box_iou_rotated(first, second)
+    return rotated.box_iou_rotated(first, second).float()
 
 
 def qnms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    raise NotImplementedError(QUANTISED)
+    """Of the integers that stand for boxes and scores: neither scale nor zero point changes an overlap."""
+    return suppression.nms(dets.double(), scores.double(), iou_threshold)
 
 
 def qroi_align(
     input: Tensor, rois: Tensor, input_scale: float, input_zero_point: int, rois_scale: float, rois_zero_point: int,
     spatial_scale: float, pooled_height: int, pooled_width: int, sampling_ratio: int, aligned: bool,
 ) -> Tensor:  # fmt: skip
-    raise NotImplementedError(QUANTISED)
+    """Of the integers that stand for one image and its boxes, whose first column is not read."""
+    if input.shape[0] != 1:
+        raise ValueError(f"Only one image per batch is allowed in qroi_align, got {input.shape[0]}")
+    boxes = (rois.float() - rois_zero_point) * rois_scale
+    boxes[:, 0] = 0
+    means = roi_align(
+        input.float() - input_zero_point, boxes, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned
+    )
+    bounds = torch.iinfo(input.dtype)
+    return (means.round() + input_zero_point).clamp(bounds.min, bounds.max).to(input.dtype)
 
 
 def cuda_version() -> int:
     return -1
 
 
-QUANTISED = "triops supplies torchvision's operators for float tensors; those for quantised ones are not there"
 OPERATORS: dict[str, Callable[..., Any]] = {
     "nms": nms,
     "roi_align": roi_align,
