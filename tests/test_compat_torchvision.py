@@ -182,6 +182,26 @@ def test_a_torchvision_with_operators_keeps_them(tmp_path: Path) -> None:
     assert done.stdout.split() == ["torchvision.extension", "False", "False"], done.stderr
 
 
+def test_operators_for_the_cpu_alone_get_their_part_for_gpus(tmp_path: Path) -> None:
+    """A torchvision for CPUs beside a torch for GPUs."""
+    done = python(
+        """
+        import triops.compat.torchvision, torch
+        own = torch.library.Library("torchvision", "FRAGMENT")
+        own.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        own.impl("nms", lambda dets, scores, iou_threshold: torch.tensor([7]), "CPU")
+        torch.version.cuda = "13.0"
+        from torchvision import extension
+        known = torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CUDA")
+        print(known, extension._has_ops.__module__, hasattr(torch.ops.torchvision, "roi_pool"))
+        print(torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5).tolist())
+        """,
+        **package(tmp_path, __init__=""),
+        OPS="1",
+    )
+    assert done.stdout.splitlines() == ["True torchvision.extension False", "[7]"], done.stderr
+
+
 # Before 0.28 gradients and types under autocast were compiled too.
 GRADIENTS = """
 import torch, triops.compat.torchvision, torchvision

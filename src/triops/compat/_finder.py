@@ -21,11 +21,11 @@ WRAPPERS = (
     "mmcv.ops.carafe",
 )  # fmt: skip
 
-# Modules that look for compiled functions when they are executed, the library of ours that has these, the module of
-# triops whose `complete` then is given them, and their own function, if any, that says whether they have found all.
+# Modules that look for compiled functions when they are executed, the library of ours that has these, and the module of
+# triops whose `complete` then is given them.
 COMPLETED = {
-    "torch_geometric.typing": ("torch_cluster", "triops.compat.torch_cluster._geometric", ""),
-    "torchvision.extension": ("torchvision", "triops.compat.torchvision", "_has_ops"),
+    "torch_geometric.typing": ("torch_cluster", "triops.compat.torch_cluster._geometric"),
+    "torchvision.extension": ("torchvision", "triops.compat.torchvision"),
 }
 
 # Modules of kernels in `numba.cuda`, which fail to import or to run without a CUDA toolkit that fits. They are Python
@@ -164,9 +164,8 @@ class WrapperLoader(SourceFileLoader):
     def exec_module(self, module: "ModuleType") -> None:
         super().exec_module(module)
         if module.__name__ in COMPLETED:
-            _, ours, found_all = COMPLETED[module.__name__]
-            if not found_all or not getattr(module, found_all)():
-                import_module(ours).complete(module)
+            if not has_all(module):
+                import_module(COMPLETED[module.__name__][1]).complete(module)
             return
         extension: Any = getattr(module, "ext_module", None)
         if extension is not None and is_ours(extension):
@@ -196,6 +195,16 @@ class WrapperFinder:
             return None
         spec.loader = WrapperLoader(spec.loader.name, spec.loader.path)
         return spec
+
+
+def has_all(module: "ModuleType") -> bool:
+    """Whether `torchvision.extension` has found operators, for GPUs too where torch is built for them."""
+    found: Any = getattr(module, "_has_ops", None)
+    if found is None or not found():
+        return False
+    torch = sys.modules["torch"]
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not (torch.version.cuda or torch.version.hip) or bool(known("torchvision::nms", "CUDA"))
 
 
 def is_ours(module: "ModuleType | None") -> bool:

@@ -132,6 +132,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "qroi_align": qroi_align,
     "_cuda_version": cuda_version,
 }
+ON_CPU = ("qnms", "qroi_align", "_cuda_version")
 
 
 def has_ops() -> bool:
@@ -140,7 +141,10 @@ def has_ops() -> bool:
 
 
 def complete(extension: ModuleType) -> None:
-    """Given `torchvision.extension` as executed, which has loaded no operators: register them, and say so."""
+    """Given `torchvision.extension` as executed: register the operators that it has not loaded, and say so."""
+    if extension._has_ops():
+        _complete_for_gpus()
+        return
     for name, function in OPERATORS.items():
         if not hasattr(torch.ops.torchvision, name):
             LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
@@ -151,6 +155,15 @@ def complete(extension: ModuleType) -> None:
         _torchvision_autograd.register(LIBRARY)
     extension._has_ops = has_ops  # type: ignore[attr-defined]
     extension._HAS_OPS = True  # type: ignore[attr-defined]
+
+
+def _complete_for_gpus() -> None:
+    """Operators that were compiled for the CPU alone, beside a torch that was not, get their part for GPUs."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name, function in OPERATORS.items():
+        there = hasattr(torch.ops.torchvision, name) and name not in ON_CPU
+        if there and not known(f"torchvision::{name}", "CUDA"):
+            LIBRARY.impl(name, _refusing(function), "CUDA")
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
