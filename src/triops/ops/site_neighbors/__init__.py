@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from triops import _check, _op
-from triops.ops.rulebook.geometry import MAX_KERNEL_VOLUME
 from triops.ops.site_neighbors import reference
 
 
@@ -42,8 +41,8 @@ def _check_site_neighbors(indices: Tensor, centers: Tensor, offsets: Tensor) -> 
     c.shape("offsets", offsets, "K", indices.shape[1] - 1)
     c.dtype("offsets", offsets, (indices.dtype,))
     c.same_device(indices=indices, centers=centers, offsets=offsets)
-    if offsets.shape[0] > MAX_KERNEL_VOLUME:
-        c.fail(f"offsets must have at most {MAX_KERNEL_VOLUME} rows, got {offsets.shape[0]}")
+    if offsets.shape[0] > _check.MAX_OFFSETS:
+        c.fail(f"offsets must have at most {_check.MAX_OFFSETS} rows, got {offsets.shape[0]}")
     for name, rows in (("indices", indices), ("centers", centers)):
         if _check.too_many(rows.shape[0]):
             c.fail(f"{name} must hold at most 2**30 sites, since rows are int32, got {rows.shape[0]}")

@@ -1,4 +1,8 @@
-"""The specification of site_neighbors: every site is a number, and numbers are looked up among sorted ones."""
+"""The specification of site_neighbors: sites are numbered column by column, and looked up among sorted numbers.
+
+A number stands for all sites that agree in the columns so far, so it stays below 2**30, and no product of two of them
+leaves int64, however far apart the sites lie.
+"""
 
 import torch
 from torch import Tensor
@@ -10,21 +14,27 @@ def site_neighbors(indices: Tensor, centers: Tensor, offsets: Tensor) -> Tensor:
     rows = (indices[:, 0] >= 0).nonzero()[:, 0]
     if rows.shape[0] == 0 or table.numel() == 0:
         return table
-    sites = indices[rows].long()
-    low, high = sites.amin(0), sites.amax(0)
-    keys, order = _flatten(sites - low, high - low).sort(stable=True)
-    for k, offset in enumerate(offsets.long()):
-        wanted = centers.long()
-        wanted[:, 1:] += offset
-        inside = ((wanted >= low) & (wanted <= high)).all(1) & (centers[:, 0] >= 0)
-        key = _flatten(wanted - low, high - low)
-        place = torch.searchsorted(keys, key).clamp(max=keys.shape[0] - 1)  # the first of equal ones
-        table[k] = torch.where(inside & (keys[place] == key), rows[order[place]], -1)
+    sites, centers, offsets = indices[rows].long(), centers.long(), offsets.long()
+    number, levels = torch.zeros_like(rows), []
+    for column in sites.unbind(1):
+        values, rank = column.unique(return_inverse=True)
+        keys, number = (number * values.shape[0] + rank).unique(return_inverse=True)
+        levels.append((values, keys))
+    lowest = rows.new_full(keys.shape, indices.shape[0]).scatter_reduce(0, number, rows, "amin")
+
+    steps = torch.cat((offsets.new_zeros((offsets.shape[0], 1)), offsets), 1)  # none along the batch
+    for k, step in enumerate(steps):
+        found, number = centers[:, 0] >= 0, torch.zeros_like(centers[:, 0])
+        for column, by, (values, keys) in zip(centers.unbind(1), step, levels, strict=True):
+            wanted = column + by
+            rank, known = _search(values, wanted)
+            number, occupied = _search(keys, number * values.shape[0] + rank)
+            found = found & known & occupied & ((wanted < column) == (by < 0))  # no site lies beyond int64
+        table[k] = torch.where(found, lowest[number], -1)
     return table
 
 
-def _flatten(sites: Tensor, last: Tensor) -> Tensor:
-    key = sites[:, 0]
-    for axis in range(1, sites.shape[1]):
-        key = key * (last[axis] + 1) + sites[:, axis]
-    return key
+def _search(ascending: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """-> where each wanted number stands among ascending ones, and whether it stands there at all"""
+    place = torch.searchsorted(ascending, wanted).clamp(max=ascending.shape[0] - 1)
+    return place, ascending[place] == wanted
