@@ -93,13 +93,13 @@ def _insert_kernel(indices, slots, sites, bits, COLUMNS: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def _wanted(centers, offsets, a, k, mask, c: tl.constexpr, COLUMNS: tl.constexpr):
+def _wanted(centers, offsets, a, k, count, volume, c: tl.constexpr, COLUMNS: tl.constexpr):
     """Coordinate c of centers [1, BLOCK] moved by offsets [TILE, 1]. -> int64, and whether int64 holds it"""
-    center = tl.load(centers + a.to(tl.int64) * COLUMNS + c, mask=mask, other=0).to(tl.int64)
+    center = tl.load(centers + a.to(tl.int64) * COLUMNS + c, mask=a < count, other=-1).to(tl.int64)
     if c == 0:
-        return center, center >= 0
+        return center + k * 0, center + k * 0 >= 0
     else:
-        step = tl.load(offsets + k * (COLUMNS - 1) + (c - 1), mask=mask, other=0).to(tl.int64)
+        step = tl.load(offsets + k * (COLUMNS - 1) + (c - 1), mask=k < volume, other=0).to(tl.int64)
         return center + step, (center + step < center) == (step < 0)
 
 
@@ -115,7 +115,7 @@ def _find_kernel(
     pending = valid
     hashed = tl.zeros((TILE, BLOCK), tl.uint64)
     for c in tl.static_range(COLUMNS):
-        value, exists = _wanted(centers, offsets, a, k, valid, c, COLUMNS)
+        value, exists = _wanted(centers, offsets, a, k, count, volume, c, COLUMNS)
         hashed = _mixed(hashed, value)
         pending = pending & exists
     slot, step, mark = _probe(hashed, bits)
@@ -124,7 +124,7 @@ def _find_kernel(
         entry = tl.load(slots + slot, mask=pending, other=0)
         same, row = _marked(entry, mark)
         for c in tl.static_range(COLUMNS):
-            value, _ = _wanted(centers, offsets, a, k, same, c, COLUMNS)
+            value, _ = _wanted(centers, offsets, a, k, count, volume, c, COLUMNS)
             same = same & (tl.load(indices + row * COLUMNS + c, mask=same, other=0) == value)
         found = tl.where(same, row.to(tl.int32), found)
         pending = pending & (entry != 0) & (same == 0)

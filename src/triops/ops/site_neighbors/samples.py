@@ -117,7 +117,7 @@ def _strided(_: torch.dtype) -> tuple[Any, ...]:
 
 SAMPLES = [
     Sample(_NAME, "248636 sites of two sweeps, 27 offsets", _sweeps(248_636), "network", _ONE),
-    Sample(_NAME, "248636 sites of two sweeps, shuffled", _sweeps(248_636, shuffled=True), "network", _ONE),
+    Sample(_NAME, "60000 sites of two sweeps, shuffled", _sweeps(60_000, shuffled=True), "network", _ONE),
     Sample(_NAME, "to voxels of twice the size, 8 offsets", _coarser(120_000), "network", _ONE, demo=True),
     Sample(_NAME, "3D, 60 sites, 40 centers", _random(60, 40, cube(3), 2), dtypes=_ONE),
     Sample(_NAME, "1D, int64", _random(50, 30, torch.tensor([[-7], [0], [40], [3]]), 30, torch.int64), dtypes=_ONE),
