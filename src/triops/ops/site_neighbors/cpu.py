@@ -1,7 +1,7 @@
 """site_neighbors on CPU: sort sites and centers by their flat index, then sweep along both for one row of offsets.
 
 In a grid that is wide enough for every offset, an offset is one number to add to a flat index, and ascending centers
-have ascending neighbors: one sweep finds those under offsets that lie close together, such as those along the last axis.
+have ascending neighbors: one sweep finds those under offsets close to each other, such as those along the last axis.
 Sites too far apart for flat indices of 64 bits go into a hash, where coordinates are compared.
 """
 
@@ -75,7 +75,7 @@ def _grid(low, high, steps):
 
 
 def _sweep_all(sites, around, same, steps, grid, table):
-    origin, strides, _, _ = grid
+    strides = grid[1]
     center_keys, center_rows = _sorted(around, *grid)
     if same:
         keys, rows = center_keys.copy(), center_rows.copy()
