@@ -7,7 +7,7 @@ Sites too far apart for flat indices of 64 bits go into a hash, where coordinate
 
 import numpy as np
 
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, minus_ones
 from triops._cpu.sort import drop_repeated, radix_sort
 from triops._cpu.threads import run
@@ -182,7 +182,7 @@ def _mixed(hashed, value):
     return hashed ^ (hashed >> np.uint64(32))
 
 
-@jit
+@inline
 def _slot_of(hashed, wanted, sites, slots):
     """-> the slot of a site, given by its coordinates and their hash, or the free one where it would go"""
     mask, mark = np.uint64(slots.shape[0] - 1), np.int64(hashed >> np.uint64(33))
