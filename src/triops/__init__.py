@@ -31,6 +31,7 @@ from triops.ops.roi_pool import roi_pool
 from triops.ops.roiaware_pool3d import roiaware_pool3d, roiaware_pool3d_backward, roiaware_pool3d_forward
 from triops.ops.roipoint_pool3d import roipoint_pool3d
 from triops.ops.sigmoid_focal_loss import sigmoid_focal_loss
+from triops.ops.site_neighbors import site_neighbors
 from triops.ops.sparse_conv import Rulebook, sparse_conv
 from triops.ops.sparse_dense import site_rows, sparse_to_dense
 from triops.ops.sparse_pool import sparse_avg_pool, sparse_max_pool
@@ -101,6 +102,7 @@ __all__ = [
     "roiaware_pool3d_forward",
     "roipoint_pool3d",
     "sigmoid_focal_loss",
+    "site_neighbors",
     "site_rows",
     "soft_nms",
     "sparse_avg_pool",

@@ -16,6 +16,7 @@ from triops import _environment
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDICES = (torch.int32, torch.int64)
 MAX_COUNT = 2**30
+MAX_OFFSETS = 4096  # of one kernel
 
 
 def strict() -> bool:

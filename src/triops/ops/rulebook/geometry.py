@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triops import _check
 
-MAX_KERNEL_VOLUME = 4096
+MAX_KERNEL_VOLUME = _check.MAX_OFFSETS
 MAX_EXTENT = 2**31 - 1  # of one axis: coordinates are int32
 MAX_BITMAP = 1 << 28  # places of a grid that a ranked bitmap is made for: 64 MiB
 MAX_VOLUME = 2**62  # of the whole grid with its halo: a flat index is int64

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from triops import _check
 from triops.ops.rulebook import (
     indexed_neighbors,
     packed_pairs,
@@ -15,6 +17,7 @@ from triops.ops.rulebook import (
 )
 from triops.ops.rulebook.geometry import Ints, as_list, as_lists, dimensions, output_shape
 from triops.ops.rulebook.plans import TILE
+from triops.ops.site_neighbors import site_neighbors
 
 
 class Tables(NamedTuple):
@@ -53,10 +56,10 @@ class Rulebook:
     Attributes:
         in_indices: [N, 1 + D], batch and position of each input site.
         out_indices: [A, 1 + D], the same of each output site.
-        in_shape: the spatial shape that the input sites live in.
+        in_shape: the spatial shape that the input sites live in; empty where that is no grid, as for `between`.
         out_shape: that of the output sites.
-        batch_size: how many grids there are.
-        kernel_size: one integer per axis.
+        batch_size: how many grids there are; 0 where there is none.
+        kernel_size: the axes of a weight between its channels, one integer per axis of a grid.
         gather: int32 [K, A], the input row that meets output row o under offset k, or -1. A copy: changing it changes
             nothing here. `copy_` and `Rulebook(...)` are the ways to other tables.
         scatter: int32 [K, N], the output row that input row i meets, or -1. A copy too.
@@ -176,6 +179,49 @@ class Rulebook:
         made.out_index = index if index.shape[0] else None
         return made
 
+    @classmethod
+    def between(
+        cls, indices: Tensor, centers: Tensor, offsets: Tensor, kernel_size: Ints | None = None, *,
+        distinct: bool = False,
+    ) -> Rulebook:  # fmt: skip
+        """The rulebook from any input sites to any output sites: see `triops.site_neighbors`.
+
+        `scatter` is worked out when it is asked for. Sites need no grid: `in_shape` and `out_shape` are empty and
+        `batch_size` is 0, so that layers of `triops.nn`, which live in grids, do not take it for one of theirs.
+
+        Args:
+            indices: int32 or int64 [N, 1 + D], batch and position of each input site. Of equal ones the lowest row
+                stands for the site.
+            centers: [A, 1 + D] of the same dtype, batch and position of each output site. Of equal ones the lowest row
+                stands for the site; the others meet nothing.
+            offsets: [K, D] of the same dtype: under offset k an output site meets the input site at its position plus
+                `offsets[k]`.
+            kernel_size: the axes of a weight that belong to the offsets, K places in all: a list of integers, or one
+                for every axis of the sites. None takes one axis, for weights [Cout, K, Cin].
+            distinct: that no two centers are equal, which spares looking for them, a second search. Where two are,
+                gradients are wrong.
+
+        >>> import torch
+        >>> from triops import Rulebook
+        >>> sites, centers = torch.tensor([[0, -2], [0, 3]]), torch.tensor([[0, 2], [0, -1]])
+        >>> Rulebook.between(sites, centers, torch.tensor([[-1], [0], [1]])).gather.tolist()
+        [[-1, 0], [-1, -1], [1, -1]]
+        """
+        gather = site_neighbors(indices, centers, offsets)
+        kernel = [count := offsets.shape[0]]
+        if kernel_size is not None:
+            kernel = as_list("Rulebook", "kernel_size", kernel_size, offsets.shape[1])
+            if math.prod(kernel) != count or any(k < 1 for k in kernel):
+                raise ValueError(
+                    f"Rulebook: kernel_size must have as many places as there are offsets, {count}, got {kernel}"
+                )
+        if not _check.Checker("Rulebook").flag("distinct", distinct):
+            lowest = site_neighbors(centers, centers, offsets.new_zeros((1, offsets.shape[1])))[0]
+            rows = torch.arange(centers.shape[0], dtype=lowest.dtype, device=lowest.device)
+            gather = torch.where(lowest == rows, gather, -1)
+        tables = Tables(gather, indices.shape[0])
+        return cls.__new__(cls)._set(indices, centers, [], [], 0, kernel, tables)
+
     @property
     def owners(self) -> Tensor | None:
         """int32 [N]: the row that stands for each input row's site, -1 outside the grid; None where not known."""
@@ -262,9 +308,10 @@ class Rulebook:
 
     def __repr__(self) -> str:
         kind = "submanifold" if self.mirrored else "sparse"
+        inside, outside = (f" in {shape}" if shape else "" for shape in (self.in_shape, self.out_shape))
         return (
-            f"<{kind} rulebook, kernel {self.kernel_size}, {self.in_indices.shape[0]} sites in {self.in_shape} -> "
-            f"{self.out_indices.shape[0]} in {self.out_shape}>"
+            f"<{kind} rulebook, kernel {self.kernel_size}, {self.in_indices.shape[0]} sites{inside} -> "
+            f"{self.out_indices.shape[0]}{outside}>"
         )
 
 
