@@ -41,7 +41,9 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
 }
-LIBRARIES = ("mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", *PACKAGES)
+LIBRARIES = (
+    "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "detectron2", *PACKAGES,
+)  # fmt: skip
 
 # Extension modules by their full name, and the library that each belongs to.
 EXTENSIONS = {
@@ -56,6 +58,7 @@ EXTENSIONS = {
     "MultiScaleDeformableAttention": "ms_deform_attn",
     "groundingdino._C": "ms_deform_attn",
     "detrex._C": "ms_deform_attn",
+    "detectron2._C": "detectron2",
 }
 PARENTS = ("pointops", "pointnet2")  # of the above those that others lie in
 
