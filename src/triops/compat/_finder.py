@@ -58,6 +58,7 @@ EXTENSIONS = {
     "MultiScaleDeformableAttention": "ms_deform_attn",
     "groundingdino._C": "ms_deform_attn",
     "detrex._C": "ms_deform_attn",
+    "DCNv3": "ms_deform_attn",
     "detectron2._C": "detectron2",
 }
 PARENTS = ("pointops", "pointnet2")  # of the above those that others lie in
