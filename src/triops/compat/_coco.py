@@ -132,10 +132,9 @@ def accumulate(params: Any, evaluations: Sequence[ImageEvaluation]) -> dict[str,
             objects = sum(int((~e.ground_truth_ignores).sum()) for e in part)
             part = [e for e in part if len(e.detection_scores)]
             for m, limit in enumerate(limits if objects else ()):
-                at = category, area, m
-                precision[:, :, *at], scores[:, :, *at], recall[:, *at] = _curve(
-                    part, limit, objects, recalls, thresholds
-                )
+                curves = _curve(part, limit, objects, recalls, thresholds)
+                for target, curve in zip((precision, scores, recall), curves, strict=True):
+                    target[..., category, area, m] = curve
     return {
         "params": params, "counts": counts, "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "precision": precision.ravel().tolist(), "recall": recall.ravel().tolist(), "scores": scores.ravel().tolist(),

@@ -51,6 +51,8 @@ EXTENSIONS = {
     "pointops": "pointops",
     "pointops._C": "pointops",
     "pointgroup_ops": "pointops",
+    "pointops2_cuda": "pointops",
+    "sptr_cuda": "pointops",
     "pointnet2": "pointnet2",
     "pointnet2._ext": "pointnet2",
     "pointnet2_ops._ext": "pointnet2",
