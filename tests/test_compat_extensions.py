@@ -28,7 +28,7 @@ SUPPLIED = [
     "mmdet3d.ops.ball_query.ball_query_ext", "mmdet3d.ops.interpolate.interpolate_ext",
     "mmdet3d.ops.group_points.group_points_ext", "mmdet3d.ops.gather_points.gather_points_ext",
     "mmdet3d.ops.furthest_point_sample.furthest_point_sample_ext", "mmdet3d.ops.paconv.assign_score_withk_ext",
-    "detectron2._C", "DCNv3", "pointops2_cuda", "sptr_cuda",
+    "detectron2._C", "DCNv3", "pointops2_cuda", "sptr_cuda", "softgroup.ops.ops", "chamferdist._C",
 ]  # fmt: skip
 TOPS = {name.partition(".")[0] for name in SUPPLIED}
 
