@@ -6,6 +6,7 @@ attention whose queries are the output's pixels, whose heads are the groups, and
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -110,11 +111,9 @@ def announce() -> None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import pkg_resources
-    if "dcnv3" not in pkg_resources.working_set.by_key:
-        pkg_resources.working_set.add(pkg_resources.Distribution(project_name="DCNv3", version=VERSION))
+        setuptools: Any = importlib.import_module("pkg_resources")
+    if "dcnv3" not in setuptools.working_set.by_key:
+        setuptools.working_set.add(setuptools.Distribution(project_name="DCNv3", version=VERSION))
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (dcnv3_forward, dcnv3_backward)
-}
+FUNCTIONS: dict[str, Callable[..., Any]] = {function.__name__: function for function in (dcnv3_forward, dcnv3_backward)}

@@ -8,7 +8,7 @@ per axis. Pairs are many: some of them are in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 AT_ONCE = 2**24  # numbers of one source in memory
 
 
-class Points(NamedTuple):
+@dataclass(frozen=True)
+class Points:
     """rows [N, h, d], and of each pair which one, [M]."""
 
     rows: Tensor
@@ -29,7 +30,8 @@ class Points(NamedTuple):
         total.index_add_(0, self.index[part], grad.to(total.dtype))
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """rows [L, 3, h, d], and of each pair an entry per axis, [M, 3]."""
 
     rows: Tensor

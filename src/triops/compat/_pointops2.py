@@ -15,6 +15,7 @@ from triops._clouds import ends_to_offsets
 from triops.compat import pointops
 from triops.compat._pair_attention import (
     Points,
+    Source,
     Table,
     queries_of,
     scores,
@@ -141,7 +142,7 @@ def attention_step2_with_rel_pos_value_backward_cuda(
     N: int, M: int, h: int, hdim: int, grad_out: Tensor, index0: Tensor, index1: Tensor, attn: Tensor, v: Tensor,
     table: Tensor, rel_idx: Tensor, grad_attn: Tensor, grad_v: Tensor, grad_table: Tensor,
 ) -> None:  # fmt: skip
-    sources = [Points(v, index1), _table(table, rel_idx)]
+    sources: list[Source] = [Points(v, index1), _table(table, rel_idx)]
     sums_backward(attn, index0, sources, grad_out, grad_attn, [grad_v, _by_axis(grad_table)])
 
 

@@ -21,9 +21,7 @@ def ballquery_batch_p(
     meanActive: int, radius: float,
 ) -> int:  # fmt: skip
     """Fills the points of all balls as far as they fit, and where each ball has its own; returns how many there are."""
-    return _fill(
-        *_pointgroup.ballquery_batch_p(coords, batch_idxs, batch_offsets, radius, meanActive), idx, start_len
-    )
+    return _fill(*_pointgroup.ballquery_batch_p(coords, batch_idxs, batch_offsets, radius, meanActive), idx, start_len)
 
 
 def build_and_export_octree(
@@ -96,9 +94,7 @@ def get_mask_iou_on_pred(
     _overlaps(proposals_idx, proposals_offset, instance_labels, instance_pointnum, proposals_iou, counted)
 
 
-def _overlaps(
-    points: Tensor, offsets: Tensor, labels: Tensor, sizes: Tensor, ious: Tensor, counted: Tensor
-) -> None:
+def _overlaps(points: Tensor, offsets: Tensor, labels: Tensor, sizes: Tensor, ious: Tensor, counted: Tensor) -> None:
     proposals, instances = ious.shape
     proposal = _segments(offsets)
     instance = labels[points.long()].long()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triops.compat._pair_attention import (
     Points,
+    Source,
     Table,
     queries_of,
     scores,
@@ -117,7 +118,7 @@ def attention_step2_with_rel_pos_value_backward_cuda(
     grad_v: Tensor, grad_table: Tensor,
 ) -> None:  # fmt: skip
     """grad_out [N, h, d], v [h, d, N], table [h, d, 3, L], rel_idx [3, M]; grad_table [L, 3, h, d]."""
-    sources = [Points(_rows(v), index1), _table(table, rel_idx)]
+    sources: list[Source] = [Points(_rows(v), index1), _table(table, rel_idx)]
     sums_backward(attn, index0, sources, grad_out, grad_attn, [grad_v, grad_table])
 
 
