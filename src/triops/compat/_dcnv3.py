@@ -46,7 +46,10 @@ def dcnv3_backward(
     operands = _as_attention(input, offset, mask, *sizes, offset_scale, bool(remove_center))
     grad = grad_output.to(input.dtype).reshape(input.shape[0], -1, input.shape[3])
     of_input, of_places, of_mask = triops.ms_deform_attn_backward(grad.contiguous(), *operands)
-    of_offset = of_places * (offset_scale / _size(input, of_places))
+    height, width = input.shape[1:3]
+    of_offset = torch.stack(
+        [of_places[..., 0] * (offset_scale / width), of_places[..., 1] * (offset_scale / height)], -1
+    )
     found = of_input.view(input.shape), of_offset.view(offset.shape), of_mask.view(mask.shape)
     return [made.to(given.dtype) for made, given in zip(found, (input, offset, mask), strict=True)]
 
@@ -73,18 +76,20 @@ def _as_attention(
     dtype, device = compute_dtype(input.dtype), input.device
     x = _taps(columns, stride_w, pad_w, kernel_w, dilation_w, offset_scale, dtype, device)  # [PW, kernel_w]
     y = _taps(rows, stride_h, pad_h, kernel_h, dilation_h, offset_scale, dtype, device)  # [PH, kernel_h]
-    grid = x[None, :, :, None], y[:, None, None, :]
-    regular = torch.stack(torch.broadcast_tensors(*grid), -1).flatten(2, 3)  # [PH, PW, taps, 2]
-    if remove_center:
-        regular = torch.cat([regular[:, :, : taps // 2], regular[:, :, taps // 2 + 1 :]], 2)
     learned = offset.to(dtype).reshape(batch, rows, columns, group, taps, 2)
-    pixels = regular[:, :, None] + learned * offset_scale
-    places = ((pixels + 0.5) / _size(input, pixels)).view(batch, rows * columns, group, 1, taps, 2)
+    places = []
+    for axis, (regular, size) in enumerate(((x[None, :, :, None], width), (y[:, None, None, :], height))):
+        pixels = regular.expand(rows, columns, kernel_w, kernel_h).flatten(2)  # [PH, PW, taps]
+        if remove_center:
+            pixels = torch.cat([pixels[..., : taps // 2], pixels[..., taps // 2 + 1 :]], 2)
+        places.append((pixels[:, :, None] + learned[..., axis] * offset_scale + 0.5) / size)
+    shape = torch.zeros((1, 2), dtype=torch.int64, device=device)
+    shape[:, 0], shape[:, 1] = height, width
     return (
         input.reshape(batch, height * width, group, group_channels),
-        torch.tensor([[height, width]], device=device),
+        shape,
         torch.zeros(1, dtype=torch.int64, device=device),
-        places,
+        torch.stack(places, -1).view(batch, rows * columns, group, 1, taps, 2),
         mask.to(dtype).reshape(batch, rows * columns, group, 1, taps),
     )
 
@@ -98,11 +103,6 @@ def _taps(
     middle = torch.arange(count, dtype=dtype, device=device) * stride + (reach - pad)
     steps = torch.arange(kernel, dtype=dtype, device=device) * dilation - reach
     return middle[:, None] + steps * scale
-
-
-def _size(input: Tensor, like: Tensor) -> Tensor:
-    """(width, height) of the maps."""
-    return torch.tensor([input.shape[2], input.shape[1]], dtype=like.dtype, device=like.device)
 
 
 def announce() -> None:

@@ -87,11 +87,10 @@ def sums_backward(
             source.add(total, part, of_rows)
 
 
-def queries_of(offsets: Tensor, rows: Tensor) -> Tensor:
-    """Which query each pair has, int32 [M], where those of query n are from offsets[n] to offsets[n + 1]."""
-    count = len(offsets) - 1
-    index = torch.arange(count, dtype=torch.int32, device=rows.device)
-    return index.repeat_interleave(offsets.diff().long())
+def queries_of(offsets: Tensor, keys: Tensor) -> Tensor:
+    """Which query each pair has, int32 [M] as its keys; those of query n are from offsets[n] to offsets[n + 1]."""
+    pairs = torch.arange(len(keys), dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets[1:].contiguous(), pairs, right=True, out_int32=True)
 
 
 def _parts(source: Source) -> Iterator[slice]:

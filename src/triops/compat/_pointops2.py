@@ -53,14 +53,14 @@ def attention_step1_forward_cuda_v2(
     N: int, M: int, h: int, C: int, n_max: int, q: Tensor, k: Tensor, index0_offsets: Tensor, index1: Tensor,
     attn: Tensor,
 ) -> None:  # fmt: skip
-    attention_step1_forward_cuda(N, M, h, C, q, k, queries_of(index0_offsets, q), index1, attn)
+    attention_step1_forward_cuda(N, M, h, C, q, k, queries_of(index0_offsets, index1), index1, attn)
 
 
 def attention_step1_backward_cuda_v2(
     N: int, M: int, h: int, C: int, n_max: int, grad_out: Tensor, index0_offsets: Tensor, index1: Tensor, q: Tensor,
     k: Tensor, grad_q: Tensor, grad_k: Tensor,
 ) -> None:  # fmt: skip
-    index0 = queries_of(index0_offsets, q)
+    index0 = queries_of(index0_offsets, index1)
     attention_step1_backward_cuda(N, M, h, C, grad_out, index0, index1, q, k, grad_q, grad_k)
 
 
@@ -113,7 +113,7 @@ def dot_prod_with_idx_forward_cuda_v3(
     N: int, M: int, h: int, hdim: int, n_max: int, q: Tensor, index_q_offsets: Tensor, k: Tensor, index_k: Tensor,
     table_q: Tensor, table_k: Tensor, rel_idx: Tensor, output: Tensor,
 ) -> None:  # fmt: skip
-    index_q = queries_of(index_q_offsets, q)
+    index_q = queries_of(index_q_offsets, index_k)
     dot_prod_with_idx_forward_cuda_v2(
         N, M, h, hdim, n_max, 0, q, index_q, k, index_k, table_q, table_k, rel_idx, index_q, index_q, output
     )  # fmt: skip
@@ -124,7 +124,7 @@ def dot_prod_with_idx_backward_cuda_v3(
     index_k: Tensor, table_q: Tensor, table_k: Tensor, rel_idx: Tensor, grad_q: Tensor, grad_k: Tensor,
     grad_table_q: Tensor, grad_table_k: Tensor,
 ) -> None:  # fmt: skip
-    index_q = queries_of(index_q_offsets, q)
+    index_q = queries_of(index_q_offsets, index_k)
     dot_prod_with_idx_backward_cuda_v2(
         N, M, h, hdim, n_max, 0, grad_out, q, index_q, k, index_k, table_q, table_k, rel_idx, index_q, index_q, grad_q,
         grad_k, grad_table_q, grad_table_k,
@@ -150,7 +150,7 @@ def attention_step2_with_rel_pos_value_forward_cuda_v2(
     N: int, M: int, h: int, hdim: int, n_max: int, attn: Tensor, v: Tensor, index0_offsets: Tensor, index1: Tensor,
     table: Tensor, rel_idx: Tensor, output: Tensor,
 ) -> None:  # fmt: skip
-    index0 = queries_of(index0_offsets, v)
+    index0 = queries_of(index0_offsets, index1)
     attention_step2_with_rel_pos_value_forward_cuda(N, M, h, hdim, attn, v, index0, index1, table, rel_idx, output)
 
 
@@ -159,7 +159,7 @@ def attention_step2_with_rel_pos_value_backward_cuda_v2(
     attn: Tensor, v: Tensor, table: Tensor, rel_idx: Tensor, grad_attn: Tensor, grad_v: Tensor, grad_table: Tensor,
 ) -> None:  # fmt: skip
     attention_step2_with_rel_pos_value_backward_cuda(
-        N, M, h, hdim, grad_out, queries_of(index0_offsets, v), index1, attn, v, table, rel_idx, grad_attn, grad_v,
+        N, M, h, hdim, grad_out, queries_of(index0_offsets, index1), index1, attn, v, table, rel_idx, grad_attn, grad_v,
         grad_table,
     )  # fmt: skip
 

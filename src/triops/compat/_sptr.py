@@ -61,7 +61,7 @@ def attention_step2_forward_cuda(
     output: Tensor,
 ) -> None:  # fmt: skip
     """attn [M, h], v [N, h, d] -> output [N, h, d]."""
-    sums(attn, queries_of(index0_offsets, v), [Points(v, index1)], output)
+    sums(attn, queries_of(index0_offsets, index1), [Points(v, index1)], output)
 
 
 def attention_step2_backward_cuda(
@@ -99,7 +99,7 @@ def dot_prod_with_idx_backward_cuda(
     grad_q: Tensor, grad_k: Tensor, grad_table_q: Tensor, grad_table_k: Tensor,
 ) -> None:  # fmt: skip
     """grad_out [M, h], q [N, h, d], k [N, h, d], tables [L, 3, h, d], rel_idx [M, 3]."""
-    queries, keys = Points(q, queries_of(index_q_offsets, q)), Points(k, index_k)
+    queries, keys = Points(q, queries_of(index_q_offsets, index_k)), Points(k, index_k)
     products = [(queries, Table(table_q, rel_idx)), (keys, Table(table_k, rel_idx))]
     scores_backward(products, grad_out, [(grad_q, grad_table_q), (grad_k, grad_table_k)])
 
@@ -109,7 +109,7 @@ def attention_step2_with_rel_pos_value_forward_cuda(
     table: Tensor, rel_idx: Tensor, output: Tensor,
 ) -> None:  # fmt: skip
     """attn [M, h], v [N, h, d], table [L, 3, h, d], rel_idx [M, 3] -> output [N, h, d]."""
-    sums(attn, queries_of(index0_offsets, v), [Points(v, index1), Table(table, rel_idx)], output)
+    sums(attn, queries_of(index0_offsets, index1), [Points(v, index1), Table(table, rel_idx)], output)
 
 
 def attention_step2_with_rel_pos_value_backward_cuda(
