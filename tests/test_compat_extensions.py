@@ -28,6 +28,7 @@ SUPPLIED = [
     "mmdet3d.ops.ball_query.ball_query_ext", "mmdet3d.ops.interpolate.interpolate_ext",
     "mmdet3d.ops.group_points.group_points_ext", "mmdet3d.ops.gather_points.gather_points_ext",
     "mmdet3d.ops.furthest_point_sample.furthest_point_sample_ext", "mmdet3d.ops.paconv.assign_score_withk_ext",
+    "detectron2._C", "DCNv3", "pointops2_cuda", "sptr_cuda", "softgroup.ops.ops", "chamferdist._C",
 ]  # fmt: skip
 TOPS = {name.partition(".")[0] for name in SUPPLIED}
 
@@ -101,8 +102,9 @@ def test_attention_has_one_pair_of_functions_in_every_module() -> None:
     names = "MultiScaleDeformableAttention", "groundingdino._C", "detrex._C"
     for function in ("ms_deform_attn_forward", "ms_deform_attn_backward"):
         assert len({getattr(ms_deform_attn.extension(name), function).__wrapped__ for name in names}) == 1
-    with pytest.raises(NotImplementedError, match=r"detrex\._C\.dcnv3_forward"):
-        ms_deform_attn.extension("detrex._C").dcnv3_forward()
+    one, other = ms_deform_attn.extension("DCNv3"), ms_deform_attn.extension("detrex._C")
+    assert one.dcnv3_forward.__wrapped__ is other.dcnv3_forward.__wrapped__
+    assert one.dcnv3_backward.__wrapped__ is other.dcnv3_backward.__wrapped__
 
 
 def test_deformable_aggregation_sums_what_anchors_see_in_cameras() -> None:

@@ -423,6 +423,19 @@ def test_what_only_cuda_layers_use_raises_by_name():
         ops.get_indice_pairs_implicit_gemm(torch.zeros(1, 4))
 
 
+def test_a_tensor_knows_the_pairs_of_a_layer_by_its_key() -> None:
+    """SphereFormer moves coordinates down its network by them."""
+    sites = torch.tensor([[0, 1], [0, 2], [0, 6], [1, 3]], dtype=torch.int32)
+    x = spconv.SparseConvTensor(torch.ones(4, 2), sites, [8], 2)
+    for key, layer in (("down", spconv.SparseConv1d(2, 2, 2, stride=2, indice_key="down")),
+                       ("same", spconv.SubMConv1d(2, 2, 3, indice_key="same"))):  # fmt: skip
+        data = layer(x).indice_dict[key]
+        steps = data.ksize, data.stride, data.padding, data.dilation, [0]
+        pairs, numbers = ops.get_indice_pairs(sites, 2, [8], spconv.ConvAlgo.Native, *steps, data.is_subm)[1:]
+        assert torch.equal(data.indice_pairs, pairs)
+        assert torch.equal(data.indice_pair_num, numbers)
+
+
 def test_the_table_finds_replaces_and_numbers_keys():
     table = HashTable(torch.device("cpu"), torch.int32, torch.int64, max_size=16)
     table.insert(torch.tensor([5, 9, 5]).int(), torch.tensor([1, 2, 3]))

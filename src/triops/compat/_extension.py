@@ -45,7 +45,7 @@ def in_mode_of_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _outside_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
     """Extension modules compute and fill tensors; autograd is their callers' business."""
-    if hasattr(function, "in_mode_of_caller"):
+    if isinstance(function, type) or hasattr(function, "in_mode_of_caller"):
         return function
 
     @functools.wraps(function)

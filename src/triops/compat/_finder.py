@@ -45,7 +45,8 @@ PACKAGES = {
     "torch_cluster": "triops.compat.torch_cluster",
 }
 LIBRARIES = (
-    "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "torchvision", *PACKAGES
+    "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "detectron2", "torchvision",
+    *PACKAGES,
 )  # fmt: skip
 
 # Extension modules by their full name, and the library that each belongs to.
@@ -54,13 +55,19 @@ EXTENSIONS = {
     "pointops": "pointops",
     "pointops._C": "pointops",
     "pointgroup_ops": "pointops",
+    "pointops2_cuda": "pointops",
+    "sptr_cuda": "pointops",
+    "softgroup.ops.ops": "pointops",
     "pointnet2": "pointnet2",
     "pointnet2._ext": "pointnet2",
     "pointnet2_ops._ext": "pointnet2",
     "chamfer": "pointnet2",
+    "chamferdist._C": "pointnet2",
     "MultiScaleDeformableAttention": "ms_deform_attn",
     "groundingdino._C": "ms_deform_attn",
     "detrex._C": "ms_deform_attn",
+    "DCNv3": "ms_deform_attn",
+    "detectron2._C": "detectron2",
 }
 PARENTS = ("pointops", "pointnet2")  # of the above those that others lie in
 

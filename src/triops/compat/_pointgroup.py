@@ -25,11 +25,18 @@ def ballquery_batch_p(
     order: the first 1,000. `batch_idxs` says again what `batch_offsets` says, and `meanActive` sizes the memory of the
     compiled function.
     """
-    parts, counts = [coords.new_empty(0, dtype=torch.int32)], [coords.new_empty(0, dtype=torch.int32)]
-    for begin in range(0, len(coords), AT_ONCE // MOST):
-        centers = coords[begin : begin + AT_ONCE // MOST]
-        ends = (batch_offsets.long() - begin).clamp(0, len(centers))
-        found = triops.ball_query(coords, centers, radius, MOST, offsets=batch_offsets, center_offsets=ends)
+    return balls(coords, coords, batch_offsets, batch_offsets, radius)
+
+
+def balls(
+    points: Tensor, centers: Tensor, offsets: Tensor, center_offsets: Tensor, radius: float
+) -> tuple[Tensor, Tensor]:
+    """As above, of other points about each center; the offsets [b + 1] say where clouds begin."""
+    parts, counts = [points.new_empty(0, dtype=torch.int32)], [points.new_empty(0, dtype=torch.int32)]
+    for begin in range(0, len(centers), AT_ONCE // MOST):
+        some = centers[begin : begin + AT_ONCE // MOST]
+        ends = (center_offsets.long() - begin).clamp(0, len(some))
+        found = triops.ball_query(points, some, radius, MOST, offsets=offsets, center_offsets=ends)
         valid = torch.cat([found[:, :1] >= 0, found[:, 1:] > found[:, :-1]], 1)  # behind them is the first again
         parts.append(found[valid])
         counts.append(valid.sum(1, dtype=torch.int32))
@@ -38,7 +45,7 @@ def ballquery_batch_p(
 
 
 def bfs_cluster(
-    semantic_label: Tensor, ball_query_idxs: Tensor, start_len: Tensor, threshold: int
+    semantic_label: Tensor, ball_query_idxs: Tensor, start_len: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor]:
     """Labels [n] and balls as `ballquery_batch_p` gives them -> (cluster, point), int32 [m, 2], and where the clusters
     begin, int32 [c + 1].

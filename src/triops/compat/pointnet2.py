@@ -2,7 +2,7 @@
 
 VoteNet, 3DETR, Mask3D and others compile the first, Pointnet2_PyTorch the second; the functions are the same. Where
 nothing on the path has the name `pointnet2`, an empty package of that name is supplied too, as its installation is.
-The third is the Chamfer distance of GRNet, PoinTr and SurroundOcc.
+The third is the Chamfer distance of GRNet, PoinTr and SurroundOcc; ViDAR's is `chamferdist._C`, supplied likewise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import triops
-from triops.compat import _finder
+from triops.compat import _chamferdist, _finder
 from triops.compat._extension import Extension
 
 NEAR_ORIGIN = 1e-3  # squared distance up to which a point is taken for padding and not sampled
@@ -82,6 +82,8 @@ CHAMFER: dict[str, Callable[..., Any]] = {
 def extension(name: str) -> ModuleType:
     if name == "chamfer":
         return Extension(name, CHAMFER)
+    if name == "chamferdist._C":
+        return Extension(name, _chamferdist.FUNCTIONS)
     return Extension(name, FUNCTIONS) if name.endswith("._ext") else ModuleType(name)
 
 

@@ -1,5 +1,7 @@
 """Pointcept's `pointops` and `pointgroup_ops` without a compiler: importing this module supplies them.
 
+And `pointops2_cuda` of Stratified Transformer, `sptr_cuda` of SphereFormer and `softgroup.ops.ops` of SoftGroup.
+
 The functions have pointops' names, parameters and results, on any device. `offset` and `new_offset` hold the end of
 each cloud. A result has the dtype of its features, where pointops knows float32 alone.
 """
@@ -15,7 +17,7 @@ from torch import Tensor
 import triops
 from triops._clouds import ends_to_offsets
 from triops._dtypes import compute_dtype
-from triops.compat import _finder
+from triops.compat import _finder, _softgroup, _sptr
 from triops.compat._extension import Extension
 from triops.compat._pointgroup import ballquery_batch_p, bfs_cluster
 from triops.compat._pointops_balls import ball_query_cuda, random_ball_query_cuda
@@ -325,7 +327,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def extension(name: str) -> Extension:
-    """`pointops`, whose functions are differentiable, `pointops._C` or `pointgroup_ops`."""
+    """`pointops`, whose functions are differentiable, `pointops._C`, or a module of another program."""
+    if name == "pointops2_cuda":
+        from triops.compat import _pointops2  # which takes functions from here
+
+        return Extension(name, _pointops2.FUNCTIONS)
+    if name == "sptr_cuda":
+        return Extension(name, _sptr.FUNCTIONS)
+    if name == "softgroup.ops.ops":
+        return Extension(name, _softgroup.FUNCTIONS)
     if name == "pointgroup_ops":
         return Extension(name, {"ballquery_batch_p": ballquery_batch_p, "bfs_cluster": bfs_cluster})
     if name != "pointops":

@@ -42,6 +42,24 @@ class IndiceData:
         return self.rulebook.out_indices
 
     @property
+    def indice_pairs(self) -> Tensor:
+        """int32 [2, K, N]: under each kernel offset the input rows that meet an output, ascending, and the output rows
+        that they meet; -1 behind. Worked out from the tables of the rulebook each time."""
+        scatter = self.rulebook.scatter
+        met = scatter >= 0
+        inputs = met.int().argsort(dim=1, descending=True, stable=True)
+        valid = torch.arange(scatter.shape[1], device=scatter.device) < met.sum(1, keepdim=True)
+        return torch.stack([inputs.int(), scatter.gather(1, inputs)]).where(valid, -1)
+
+    @property
+    def indice_pair_num(self) -> Tensor:
+        """int32 [K]: how many pairs each kernel offset has; as spconv counts them, 0 from a submanifold's centre on."""
+        numbers = (self.rulebook.scatter >= 0).sum(1, dtype=torch.int32)
+        if self.is_subm:
+            numbers[len(numbers) // 2 :] = 0
+        return numbers
+
+    @property
     def stride(self) -> list[int]:
         return list(self.geometry.get("stride", [1] * len(self.ksize)))
 
