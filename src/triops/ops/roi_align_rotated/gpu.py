@@ -1,9 +1,10 @@
 """roi_align_rotated on GPU: a program takes a block of bins of one box and a block of channels (see `_gpu.rois`).
 
-A map that is NCHW is copied to channels-last first where the boxes read a good part of it, as in roi_align. Positions are worked out once per bin and sample. Each bin begins with its own first sample near the map, so that a box
-far larger than the map costs no more steps than the map has pixels. The gradient is added up by atomics in float32;
-where deterministic algorithms are asked for, one program per image and block of channels walks boxes and bins in order,
-one lane per channel. Oriented channels are turned in torch, in float32.
+A map that is NCHW is copied to channels-last first where the boxes read a good part of it, as in roi_align. Positions
+are worked out once per bin and sample. Each bin begins with its own first sample near the map, so that a box far larger
+than the map costs no more steps than the map has pixels. The gradient is added up by atomics in float32; where
+deterministic algorithms are asked for, one program per image and block of channels walks boxes and bins in order, one
+lane per channel. Oriented channels are turned in torch, in float32.
 """
 
 import torch
