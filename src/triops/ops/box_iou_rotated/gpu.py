@@ -2,7 +2,8 @@
 
 Many pairs take two launches, one for the frames of all rectangles and one for the tiles; a tile in which no pair is
 near is only filled with 0. Where pairs are few, or a rectangle has but one, frames are made where they are used.
-The polygon of a margin sorts its points in registers, so a thread has one pair there.
+The polygon of a margin sorts its points in registers, so a thread has one pair there, and it takes thousands of
+instructions, so a warp decides by itself whether any of its pairs is near.
 """
 
 import torch
@@ -14,9 +15,12 @@ from triops._geometry.rotated.gpu import load_reach, load_rectangle, load_shape,
 from triops._geometry.rotated.reference import MODES
 from triops._gpu.arithmetic import from_bits
 
-# A pair needs many registers, so a thread has few of them; by whether there is a margin.
-ROWS = {False: _gpu.block(8, interpreted=64), True: _gpu.block(2, interpreted=64)}
-COLUMNS = _gpu.block(64, interpreted=512)
+# A pair needs many registers, so a thread has few of them. Rows, columns and warps of a tile, by whether there is a
+# margin.
+TILES = {
+    False: (_gpu.block(8, interpreted=64), _gpu.block(64, interpreted=512), 4),
+    True: (_gpu.block(1, interpreted=64), _gpu.block(32, interpreted=512), 1),
+}
 ALIGNED_BLOCK = _gpu.block(128, interpreted=4096)
 FEW_PAIRS = _gpu.block(2**18, interpreted=1000)  # up to these, one launch is over sooner than two
 
@@ -29,25 +33,24 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
         return out
     bboxes1, bboxes2 = bboxes1.contiguous(), bboxes2.contiguous()
     rules = {"MODE": MODES.index(mode), "POLYGON": margin > 0}
-    options = {"num_warps": 4, "enable_fp_fusion": False}
     if aligned:
         _aligned_kernel[(_gpu.cdiv(rows, ALIGNED_BLOCK),)](
             bboxes1, bboxes2, out, rows, _gpu.bits_of(margin),
-            **rules, CLOCKWISE=clockwise, BLOCK=ALIGNED_BLOCK, **options,
+            **rules, CLOCKWISE=clockwise, BLOCK=ALIGNED_BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return out
-    tile_rows, tiles = ROWS[margin > 0], _gpu.cdiv(columns, COLUMNS)
+    tile_rows, tile_columns, warps = TILES[margin > 0]
+    tiles = _gpu.cdiv(columns, tile_columns)
+    options = {"ROWS": tile_rows, "COLUMNS": tile_columns, "num_warps": warps, "enable_fp_fusion": False}
     grid = (_gpu.cdiv(rows, tile_rows) * tiles,)
     sizes = rows, columns, tiles, _gpu.bits_of(margin)
 
     def launch(few):
         if few:
-            _few_pairs_kernel[grid](
-                bboxes1, bboxes2, out, *sizes, **rules, CLOCKWISE=clockwise, ROWS=tile_rows, COLUMNS=COLUMNS, **options
-            )
+            _few_pairs_kernel[grid](bboxes1, bboxes2, out, *sizes, **rules, CLOCKWISE=clockwise, **options)
         else:
             frames = make_frames(bboxes1, bboxes2, clockwise, margin)
-            _pairs_kernel[grid](frames, out, *sizes, **rules, ROWS=tile_rows, COLUMNS=COLUMNS, **options)
+            _pairs_kernel[grid](frames, out, *sizes, **rules, **options)
 
     key = "box_iou_rotated", bboxes1.dtype, mode, clockwise, margin > 0
     _gpu.compile_once(key, lambda: (launch(True), launch(False)))
