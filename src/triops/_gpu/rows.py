@@ -30,6 +30,17 @@ def shares_of_programs(batch, places, channels, planes):
     return (blocks * batch, _gpu.cdiv(channels, width)), blocks, constants
 
 
+def widths_of_tiles(channels, most):
+    """Two widths that cover rows of channels with few lanes idle: 80 channels are 64 and 16.
+
+    -> the first, the second or 0 for none, and the programs that cover all channels: one, up to `most` of them.
+    """
+    first = 1 << (max(channels, 1).bit_length() - 1)
+    if first > most:
+        return most, 0, _gpu.cdiv(channels, most)
+    return first, 0 if channels <= first else _gpu.next_power_of_2(channels - first), 1
+
+
 def rows_of(planes):
     """The memory of planes [B, C, N] as rows."""
     rows = planes.mT
