@@ -32,6 +32,7 @@ _EMPTY = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
+_ZEROS = {_aten.zeros.default, _aten.new_zeros.default, _aten.zeros_like.default}
 _METHODS = {_aten.zero_.default: "zero_", _aten.fill_.Scalar: "fill_"}  # half the time of a call by overload
 # What comes out, or its size, depends on data or chance.
 _UNREPEATABLE = (
@@ -103,9 +104,12 @@ class Recording(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         if function is _aten.detach.default:  # torch gives the launcher an alias of what is kept here
             self._keep(out, self._name(args[0]))
-        elif function in _EMPTY:
+        elif function in _EMPTY or function in _ZEROS:
+            name = self._new(out)
             size, stride, dtype, device = map(self._value, (out.shape, out.stride(), out.dtype, out.device))
-            self.lines.append(f"{self._new(out)} = empty({size}, {stride}, dtype={dtype}, device={device})")
+            self.lines.append(f"{name} = empty({size}, {stride}, dtype={dtype}, device={device})")
+            if function in _ZEROS:
+                self.lines.append(f"{name}.zero_()")
         else:
             base = args[0] if args and self._is_view(out, args[0]) else None
             given = [self._name(a) if a is base is not None else self._given(a) for a in args]
