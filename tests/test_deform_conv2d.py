@@ -165,6 +165,19 @@ def test_float32_in_products_of_bfloat16(precision: str, special: bool, monkeypa
             assert difference <= 1e-3 * torch.where(e.isfinite(), e, 0).abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_maps_that_are_not_finite_spoil_what_reads_them_alone(dtype: torch.dtype) -> None:
+    """What is read is split into what a half type holds and the rest, which of infinity is not a number."""
+    input, offset, weight, mask, bias, *steps = convolution((1, 20, 5, 6), 24, seed=4)(dtype)
+    input[0, 3, 2, 2], input[0, 5, 4, 1] = math.inf, math.nan
+    args = input, offset, weight, mask, bias, *steps
+    got, expected = run("gpu", "deform_conv2d", args).cpu(), run("reference", "deform_conv2d", args)
+    assert 0 < expected.isinf().sum() < expected.numel()
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got[got.isinf()], expected[expected.isinf()])
+    assert_same(torch.where(got.isfinite(), got, 0), torch.where(expected.isfinite(), expected, 0))
+
+
 @pytest.mark.parametrize("few", [0, 10**6])
 def test_programs_of_a_gpu_may_share_the_taps_of_a_tile(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from triops.ops.deform_conv2d import forward_gpu

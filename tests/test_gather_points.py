@@ -35,6 +35,23 @@ def test_half_gradients_are_summed_in_float32(backend: str) -> None:
     assert run(backend, "gather_points_backward", (grad, index, 1, False)).item() == 4096  # 2048 if summed in float16
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("turned", [False, True])
+def test_many_channels_go_through_rows_on_a_gpu_however_they_lie(dtype: torch.dtype, turned: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+    features = torch.randint(-8, 9, (2, 70, 12), generator=draw).to(dtype).mT  # rows underneath
+    features = features if turned else features.contiguous()
+    index = torch.randint(-1, 70, (2, 3000), generator=draw)
+    grad = torch.randint(-8, 9, (2, 12, 3000), generator=draw).to(dtype)
+    for operator, args in (
+        ("gather_points", (features, index, False)),
+        ("gather_points_backward", (grad, index, 70, False)),
+    ):
+        found = run("gpu", operator, args)
+        assert found.is_contiguous()
+        assert torch.equal(found.cpu(), run("reference", operator, args))  # sums of small integers are exact
+
+
 def test_indices_out_of_range_are_no_point_in_kernels_of_the_gpu() -> None:
     index = torch.tensor([[3, 1, -2, 2**31 - 1, -(2**31)]], dtype=torch.int32)
     assert run("gpu", "gather_points", (FEATURES, index, False)).tolist() == [[[0, 2, 0, 0, 0], [0, 20, 0, 0, 0]]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support import GPU, assert_same, run, small
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -98,6 +99,18 @@ def test_repeated_calls_equal_the_reference(sample: Any, monkeypatch: pytest.Mon
         moved = _sample.to_device(args, GPU)
         made = _sample.specified(op, moved, op(*moved))
         assert_same(tuple(made), tuple(_sample.tensors_of(expected)), str(sample), operator=sample.operator)
+
+
+class Seen(TorchDispatchMode):
+    """The functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.functions: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 class Launcher:
@@ -221,6 +234,33 @@ def test_views_and_other_calls_of_torch_are_repeated() -> None:
     x = torch.randn(4, 4)
     assert torch.equal(top.call(x), x.t().sort(dim=1)[0][None])
     assert top.calls == 2
+
+
+@no_gpu
+def test_views_that_kernels_alone_are_given_are_not_made_again(launches: list[tuple[Any, ...]]) -> None:
+    @_gpu.kernel
+    def kernel(a, b, out, n):  # type: ignore[no-untyped-def]
+        pass
+
+    def work(x: Tensor) -> Tensor:
+        scratch = torch.empty(8)
+        out = torch.empty(3, 4)
+        kernel[(1,)](x.view(-1).view(2, 8)[1], scratch[4:], out.view(-1), 16)
+        return out[1:].unsqueeze(0)
+
+    launcher = recorded(work)
+    launches.clear()
+    x = torch.ones(4, 4)
+    with Seen() as seen:
+        made = launcher.call(x)
+    assert launcher.calls == 2
+    (call,) = launches
+    assert call[9] == x.data_ptr() + 32
+    assert call[11] == made.data_ptr() - 16
+    assert made.shape == (1, 2, 4)
+    names = seen.functions
+    assert names.count("aten.empty_strided.default") == 2
+    assert [n for n in names if "empty" not in n] == ["aten.slice.Tensor", "aten.unsqueeze.default"]
 
 
 @pytest.mark.usefixtures("often")

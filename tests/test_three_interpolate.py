@@ -35,6 +35,22 @@ def test_gradients_go_to_features_and_weights(backend: str) -> None:
     assert spared[1].shape == (0,)
 
 
+def test_many_channels_go_through_rows_on_a_gpu_however_they_lie() -> None:
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.randint(-8, 9, (2, 70, 12), generator=draw).half()
+    index = torch.randint(-1, 70, (2, 300, 3), generator=draw)
+    weights = torch.randint(0, 3, (2, 300, 3), generator=draw).half()
+    grad = torch.randint(-8, 9, (2, 12, 300), generator=draw).half()
+    for features in (rows.mT, rows.mT.contiguous()):
+        for operator, args in (
+            ("three_interpolate", (features, index, weights, False)),
+            ("three_interpolate_backward", (grad, features, index, weights, False, True)),
+        ):
+            expected, found = (run(backend, operator, args) for backend in ("reference", "gpu"))
+            for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True):
+                assert torch.equal(a.cpu(), b)  # sums of small integers are exact
+
+
 def test_a_point_that_is_not_finite_stays_with_its_own_places() -> None:
     features = FEATURES.clone()
     features[0, :, 0] = torch.inf

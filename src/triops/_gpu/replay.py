@@ -7,8 +7,9 @@ function that allocates and launches and does nothing else. That function looks 
 first, and leaves a call that differs in them to the launcher. It keeps no tensor and no address: inputs and fresh
 memory are all that a kernel gets.
 
-Calls of torch in between are repeated too. What cannot be repeated is left alone: a launcher that waits for a number
-from the GPU, or that launches with memory of its own.
+Calls of torch in between are repeated too, except views that kernels alone are given: where one begins is known. What
+cannot be repeated is left alone: a launcher that waits for a number from the GPU, or that launches with memory of its
+own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _EMPTY = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
+_ZEROS = {_aten.zeros.default, _aten.new_zeros.default, _aten.zeros_like.default}
 _METHODS = {_aten.zero_.default: "zero_", _aten.fill_.Scalar: "fill_"}  # half the time of a call by overload
 # What comes out, or its size, depends on data or chance.
 _UNREPEATABLE = (
@@ -85,6 +87,9 @@ class Recording(TorchDispatchMode):
         self.kept: list[Any] = []  # what was made, so that no identity comes twice
         self.lines: list[str] = []
         self.values: list[Any] = []  # what the lines call v0, v1, ...
+        # Of views: the line that makes them, the tensor they are of, and by how many bytes they begin later.
+        self.views: dict[str, tuple[int, str, int]] = {}
+        self.used: set[str] = set()  # by other than kernels
         self.switches: dict[Callable[[], Any], Any] = {launch.is_compiling: False}
         deterministic = torch.are_deterministic_algorithms_enabled
         self.switches[deterministic] = deterministic()
@@ -99,11 +104,15 @@ class Recording(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         if function is _aten.detach.default:  # torch gives the launcher an alias of what is kept here
             self._keep(out, self._name(args[0]))
-        elif function in _EMPTY:
+        elif function in _EMPTY or function in _ZEROS:
+            name = self._new(out)
             size, stride, dtype, device = map(self._value, (out.shape, out.stride(), out.dtype, out.device))
-            self.lines.append(f"{self._new(out)} = empty({size}, {stride}, dtype={dtype}, device={device})")
+            self.lines.append(f"{name} = empty({size}, {stride}, dtype={dtype}, device={device})")
+            if function in _ZEROS:
+                self.lines.append(f"{name}.zero_()")
         else:
-            given = [self._given(a) for a in args]
+            base = args[0] if args and self._is_view(out, args[0]) else None
+            given = [self._name(a) if a is base is not None else self._given(a) for a in args]
             given += [f"{name}={self._given(a)}" for name, a in (kwargs or {}).items()]
             if function in _METHODS:
                 self.lines.append(f"{given[0]}.{_METHODS[function]}({', '.join(given[1:])})")
@@ -111,6 +120,8 @@ class Recording(TorchDispatchMode):
                 made = out if isinstance(out, (tuple, list)) else [out]
                 targets = ", ".join(self.names.get(id(t)) or self._new(t) for t in made)
                 call = f"{self._value(function)}({', '.join(given)})"
+                if base is not None:
+                    self.views[targets] = len(self.lines), given[0], out.data_ptr() - base.data_ptr()
                 self.lines.append(f"{f'[{targets}]' if isinstance(out, (tuple, list)) else targets} = {call}")
             if any(tag in function.tags for tag in _UNREPEATABLE) or function.namespace != "aten":
                 self.repeatable = False
@@ -122,9 +133,7 @@ class Recording(TorchDispatchMode):
             self.repeatable = False
             return
         blocks = ", ".join(self._value(n) for n in (*grid, 1, 1)[:3])
-        given = ", ".join(
-            f"{self._name(a)}.data_ptr()" if isinstance(a, Tensor) else self._value(a) for a in (*args, *repeat.rest)
-        )
+        given = ", ".join(self._address(a) if isinstance(a, Tensor) else self._value(a) for a in (*args, *repeat.rest))
         run, function, metadata = (self._value(v) for v in (repeat.run, repeat.function, repeat.metadata))
         stream = f"{self._value(repeat.stream)}({self._value(args[0].get_device())})"
         self.lines.append(f"{run}({blocks}, {stream}, {function}, {metadata}, None, None, None, {given})")
@@ -134,7 +143,7 @@ class Recording(TorchDispatchMode):
 
         None where that cannot be; `made` is what the launcher returned.
         """
-        outputs = [self._name(t) for t in (made if isinstance(made, tuple) else (made,))]
+        outputs = [self._given(t) for t in (made if isinstance(made, tuple) else (made,))]
         fresh = {self.names[id(t)] for t in self.kept}.difference(name for name, _ in self.inputs)
         if not self.repeatable or not fresh.issuperset(outputs):
             return None
@@ -143,7 +152,12 @@ class Recording(TorchDispatchMode):
         if self.inputs:
             addresses = " | ".join(f"{name}.data_ptr()" for name, _ in self.inputs)
             differs.append(f"({addresses}) & {ALIGNMENT - 1}")
-        body = [f"if {' or '.join(differs)}:\n            return None", *self.lines]
+        for name, (line, base, _) in reversed(self.views.items()):
+            if name in self.used:
+                self.used.add(base)
+            else:
+                self.lines[line] = "pass"
+        body = [f"if {' or '.join(differs)}:\n            return None", *(li for li in self.lines if li != "pass")]
         body.append(f"return {', '.join(outputs)}{',' if isinstance(made, tuple) else ''}")
         make = _compiled(self.count, len(self.values), "\n        ".join(body))
         return make(torch.empty_strided, *self.values)  # type: ignore[no-any-return]
@@ -159,7 +173,29 @@ class Recording(TorchDispatchMode):
         """What stands for an argument of a torch function."""
         if isinstance(argument, (list, tuple)) and any(isinstance(a, Tensor) for a in argument):
             self.repeatable = False
-        return self._name(argument) if isinstance(argument, Tensor) else self._value(argument)
+        if not isinstance(argument, Tensor):
+            return self._value(argument)
+        name = self._name(argument)
+        self.used.add(name)
+        return name
+
+    def _is_view(self, out: Any, base: Any) -> bool:
+        """Whether a function gave a tensor that lies in the memory of its first argument."""
+        return (
+            isinstance(out, Tensor)
+            and isinstance(base, Tensor)
+            and id(out) not in self.names
+            and min(out.numel(), base.numel()) > 0
+            and out.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        )
+
+    def _address(self, tensor: Tensor) -> str:
+        """Where a tensor begins, told by the tensor that it is a view of."""
+        name, offset = self._name(tensor), 0
+        while name in self.views:
+            _, name, later = self.views[name]
+            offset += later
+        return f"{name}.data_ptr()" + (f" + {offset}" if offset else "")
 
     def _keep(self, tensor: Any, name: str) -> None:
         self.kept.append(tensor)

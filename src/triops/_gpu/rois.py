@@ -14,6 +14,8 @@ from triops._rois import FEW_SAMPLES, MOST_SAMPLES, check_images
 
 MOST_CHANNELS = 256  # of a program
 BINS = 64  # of a program, where lanes lie along bins
+FEW_READS = _gpu.block(2**22, interpreted=0)  # up to these, a map is read as it lies: a copy is one more launch
+ADAPTIVE_SAMPLES = 16  # that a bin is taken to have where their number is adaptive and the host does not know it
 FEW = tl.constexpr(FEW_SAMPLES)
 MOST = tl.constexpr(float(MOST_SAMPLES))
 
@@ -41,6 +43,21 @@ def programs(pooled, numbers, channels_last, in_order_of=0):
         "num_warps": 1 if in_order_of else max(1, min(bins * block // 256, 4)), "enable_fp_fusion": False,
     }  # fmt: skip
     return (in_order_of or total * blocks, _gpu.cdiv(channels, block)), blocks, options
+
+
+def launch_moved_where_it_pays(launch, channels_last, shape, pooled, sampling_ratio, key):
+    """`launch(moved)`: a map that is NCHW is moved to channels-last first, where boxes read a good part of it.
+
+    shape, pooled: of the map and of what the boxes have or get. key: what else decides over the kernels.
+    """
+    if channels_last:
+        launch(False)
+        return
+    batch, channels, height, width = shape
+    samples = pooled[0] * pooled[2] * pooled[3] * (sampling_ratio**2 if sampling_ratio > 0 else ADAPTIVE_SAMPLES)
+    key = (*key, sampling_ratio <= 0, channels, pooled[2] * pooled[3])
+    _gpu.compile_once(key, lambda: (launch(False), launch(True)))
+    launch(samples >= batch * height * width and samples * channels > FEW_READS)
 
 
 def _tile(bins, channels, numbers, channels_last):

@@ -8,12 +8,22 @@ from torch import Tensor
 from triops import _check
 
 
-def birds_eye_rectangles(operator: str, name: str, boxes: Tensor) -> Tensor:
-    """boxes [N, 7] -> x, y, dx, dy, heading [N, 5]."""
+def check_boxes(operator: str, name: str, boxes: Tensor) -> Tensor:
+    """boxes [N, 7], as they are."""
     c = _check.Checker(operator)
     c.tensor(name, boxes)
     c.shape(name, boxes, "N", 7)
-    return torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
+    return boxes
+
+
+def birds_eye_rectangles(operator: str, name: str, boxes: Tensor) -> Tensor:
+    """boxes [N, 7] -> x, y, dx, dy, heading [N, 5]."""
+    return rectangles(check_boxes(operator, name, boxes))
+
+
+def rectangles(boxes: Tensor) -> Tensor:
+    """Rectangles [N, 5] as they are; of 3D boxes [N, 7] what is seen from above."""
+    return boxes if boxes.shape[1] == 5 else torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
 
 
 def check_margin(c: _check.Checker, margin: float) -> None:

@@ -22,13 +22,15 @@ SLACK, FLAT = tl.constexpr(_SLACK), tl.constexpr(_FLAT)
 
 
 def make_frames(first, second, clockwise, margin, order=None):
-    """Frames [9, N + M] of rectangles [N, 5] and [M, 5]; with `order`, those of `first` in that order."""
+    """Frames [9, N + M] of rectangles [N, 5] and [M, 5], or of 3D boxes [N, 7] and [M, 7] seen from above; with
+    `order`, those of `first` in that order."""
     count, total = first.shape[0], first.shape[0] + second.shape[0]
     frames = torch.empty((9, total), dtype=compute_dtype(first.dtype), device=first.device)
     _frames_kernel[(_gpu.cdiv(total, BLOCK),)](
         first.contiguous(), second.contiguous(), first if order is None else order, frames, count, total,
         _gpu.bits_of(margin),
-        CLOCKWISE=clockwise, ORDERED=order is not None, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+        CLOCKWISE=clockwise, ORDERED=order is not None, FIELDS=first.shape[1], BLOCK=BLOCK, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return frames
 
@@ -36,19 +38,20 @@ def make_frames(first, second, clockwise, margin, order=None):
 @_gpu.kernel
 def _frames_kernel(
     first, second, order, frames, count, total, margin_bits: tl.int64,
-    CLOCKWISE: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+    CLOCKWISE: tl.constexpr, ORDERED: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     REAL: tl.constexpr = frames.dtype.element_ty
+    SIZES: tl.constexpr = 3 if FIELDS == 7 else 2
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     grow = from_bits(margin_bits, REAL)
     in_first, in_second = i < count, (i >= count) & (i < total)
-    row = first + tl.load(order + i, in_first, 0) * 5 if ORDERED else first + i * 5
-    other = second + (i - count) * 5
+    row = first + tl.load(order + i, in_first, 0) * FIELDS if ORDERED else first + i * FIELDS
+    other = second + (i - count) * FIELDS
     x = _field(row, other, 0, in_first, in_second, REAL)
     y = _field(row, other, 1, in_first, in_second, REAL)
-    width = _field(row, other, 2, in_first, in_second, REAL)
-    height = _field(row, other, 3, in_first, in_second, REAL)
-    angle = _field(row, other, 4, in_first, in_second, REAL)
+    width = _field(row, other, SIZES, in_first, in_second, REAL)
+    height = _field(row, other, SIZES + 1, in_first, in_second, REAL)
+    angle = _field(row, other, FIELDS - 1, in_first, in_second, REAL)
     if not CLOCKWISE:
         angle = -angle
     half_x, half_y, cos, sin, reach_x, reach_y, area = make_frame(x, y, width, height, angle, grow)
@@ -84,14 +87,16 @@ def _field(row, other, FIELD: tl.constexpr, in_first, in_second, REAL: tl.conste
 
 
 @triton.jit
-def load_rectangle(boxes, i, mask, grow, CLOCKWISE: tl.constexpr, REAL: tl.constexpr):
-    """Centre, half sizes, cosine, sine, reaches and area of rectangles [*, 5]; where masked off, of one without any."""
-    field = boxes + i * 5
+def load_rectangle(boxes, i, mask, grow, CLOCKWISE: tl.constexpr, FIELDS: tl.constexpr, REAL: tl.constexpr):
+    """Centre, half sizes, cosine, sine, reaches and area of rectangles [*, 5], or of 3D boxes [*, 7] seen from above;
+    where masked off, of one without any."""
+    SIZES: tl.constexpr = 3 if FIELDS == 7 else 2
+    field = boxes + i * FIELDS
     x = tl.load(field, mask, 0.0).to(REAL)
     y = tl.load(field + 1, mask, 0.0).to(REAL)
-    width = tl.load(field + 2, mask, 0.0).to(REAL)
-    height = tl.load(field + 3, mask, 0.0).to(REAL)
-    angle = tl.load(field + 4, mask, 0.0).to(REAL)
+    width = tl.load(field + SIZES, mask, 0.0).to(REAL)
+    height = tl.load(field + SIZES + 1, mask, 0.0).to(REAL)
+    angle = tl.load(field + FIELDS - 1, mask, 0.0).to(REAL)
     if not CLOCKWISE:
         angle = -angle
     half_x, half_y, cos, sin, reach_x, reach_y, area = make_frame(x, y, width, height, angle, grow)

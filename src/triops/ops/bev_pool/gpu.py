@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from triops import _check, _gpu
+from triops._gpu.rows import widths_of_tiles
 from triops.ops.bev_pool.reference import check_index
 
 POINTS = 128  # per block
@@ -42,7 +43,7 @@ def bev_pool_forward(features, depth, cells, order, starts):
     blocks = _gpu.cdiv(points, POINTS)
     real = torch.float64 if features.dtype == torch.float64 else torch.float32
     parts = torch.empty((blocks, 2, channels), dtype=real, device=features.device)
-    first, second, channel_programs = _widths(channels)
+    first, second, channel_programs = widths_of_tiles(channels, MAX_WIDTH)
     _pool_kernel[(blocks, channel_programs)](
         features, weights, cells, order, starts, parts, out, points, num_cells, channels, depths, pixels,
         WEIGHTED=depth is not None, POINTS=POINTS, STEP=STEP, FIRST=first, SECOND=second, num_warps=2,
@@ -71,7 +72,7 @@ def bev_pool_backward(grad, features, depth, cells):
     if depth.numel() == 0:  # no points
         return grad_features.zero_(), grad_depth
     weights, depths, pixels = _weights(features, depth)
-    first, second, channel_programs = _widths(channels)
+    first, second, channel_programs = widths_of_tiles(channels, MAX_WIDTH)
     if channel_programs > 1:
         # The products of a point are summed over all its channels, which one program must see.
         first, second, channel_programs = _gpu.next_power_of_2(channels), 0, 1
@@ -84,14 +85,6 @@ def bev_pool_backward(grad, features, depth, cells):
 
 def _weights(features, depth):
     return (features, 0, 1) if depth is None else (depth.contiguous(), depth.shape[1], depth.shape[2])
-
-
-def _widths(channels):
-    """-> the widths of the two tiles of a program, 0 for none, and the programs that cover all channels."""
-    first = 1 << (max(channels, 1).bit_length() - 1)
-    if first > MAX_WIDTH:
-        return MAX_WIDTH, 0, _gpu.cdiv(channels, MAX_WIDTH)
-    return first, 0 if channels <= first else _gpu.next_power_of_2(channels - first), 1
 
 
 @triton.jit

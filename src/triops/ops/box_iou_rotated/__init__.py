@@ -8,7 +8,7 @@ from torch import Tensor
 from triops import _check, _op
 from triops._dtypes import compute_dtype
 from triops._geometry.box.reference import Z_ORIGINS, ZOrigin
-from triops._geometry.rotated.arguments import birds_eye_rectangles, check_margin
+from triops._geometry.rotated.arguments import check_boxes, check_margin
 from triops._geometry.rotated.reference import MODES, Mode
 from triops.ops.box_iou_rotated import reference
 
@@ -52,6 +52,8 @@ def box_iou_rotated(
     >>> triops.box_iou_rotated(square, others)
     tensor([[0.7071, 0.3333, 0.0000]])
     """
+    if isinstance(bboxes1, Tensor) and bboxes1.shape[-1:] == (7,):  # 3D boxes, which have functions of their own
+        _check.Checker("box_iou_rotated").shape("bboxes1", bboxes1, "N", 5)
     return _box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin)  # type: ignore[no-any-return]
 
 
@@ -72,13 +74,7 @@ def boxes_overlap_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False
     tensor([[8., 6.],
             [6., 8.]])
     """
-    return box_iou_rotated(
-        birds_eye_rectangles("boxes_overlap_bev", "boxes_a", boxes_a),
-        birds_eye_rectangles("boxes_overlap_bev", "boxes_b", boxes_b),
-        "area",
-        aligned,
-        margin=margin,
-    )
+    return _seen_from_above("boxes_overlap_bev", boxes_a, boxes_b, "area", aligned, margin)
 
 
 def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, margin: float = 0.0) -> Tensor:
@@ -89,13 +85,15 @@ def boxes_iou_bev(boxes_a: Tensor, boxes_b: Tensor, *, aligned: bool = False, ma
     >>> triops.boxes_iou_bev(boxes[:1], boxes)
     tensor([[1.0000, 0.6000]])
     """
-    return box_iou_rotated(
-        birds_eye_rectangles("boxes_iou_bev", "boxes_a", boxes_a),
-        birds_eye_rectangles("boxes_iou_bev", "boxes_b", boxes_b),
-        "iou",
-        aligned,
-        margin=margin,
-    )
+    return _seen_from_above("boxes_iou_bev", boxes_a, boxes_b, "iou", aligned, margin)
+
+
+def _seen_from_above(
+    operator: str, boxes_a: Tensor, boxes_b: Tensor, mode: Mode, aligned: bool, margin: float
+) -> Tensor:
+    # Kernels take the columns that they need: to copy them would take longer than a small call.
+    boxes_a, boxes_b = check_boxes(operator, "boxes_a", boxes_a), check_boxes(operator, "boxes_b", boxes_b)
+    return _box_iou_rotated(boxes_a, boxes_b, mode, aligned, True, margin)  # type: ignore[no-any-return]
 
 
 def boxes_iou3d(
@@ -149,8 +147,9 @@ def boxes_iou3d(
 
 def _check_call(bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float) -> None:
     c = _check.Checker("box_iou_rotated")
-    c.shape("bboxes1", bboxes1, "N", 5)
-    c.shape("bboxes2", bboxes2, "N" if aligned else "M", 5)
+    columns = 7 if bboxes1.dim() == 2 and bboxes1.shape[1] == 7 else 5
+    c.shape("bboxes1", bboxes1, "N", columns)
+    c.shape("bboxes2", bboxes2, "N" if aligned else "M", columns)
     c.dtype("bboxes1", bboxes1, _check.FLOATS)
     c.same_dtype(bboxes1=bboxes1, bboxes2=bboxes2)
     c.same_device(bboxes1=bboxes1, bboxes2=bboxes2)

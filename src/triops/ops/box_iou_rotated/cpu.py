@@ -7,6 +7,7 @@ from triops._cpu.half import as_bits, narrow
 from triops._cpu.jit import jit
 from triops._cpu.memory import in_huge_pages
 from triops._cpu.threads import run
+from triops._geometry.rotated.arguments import rectangles
 from triops._geometry.rotated.cpu import TILE, find_near, make_frames, overlaps, pack, polygon_overlaps
 from triops._geometry.rotated.reference import MODES
 
@@ -19,7 +20,7 @@ def box_iou_rotated(bboxes1, bboxes2, mode, aligned, clockwise, margin):
     if out.numel() == 0:
         return out
     in_huge_pages(out)
-    first, second = make_frames(bboxes1, clockwise, margin), make_frames(bboxes2, clockwise, margin)
+    first, second = (make_frames(rectangles(boxes), clockwise, margin) for boxes in (bboxes1, bboxes2))
     options = MODES.index(mode), margin, as_bits(out)
     if aligned:
         run(_aligned, shape[0], GRAIN // 100, first, second, *options)

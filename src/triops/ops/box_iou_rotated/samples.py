@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triops._geometry.rotated.arguments import rectangles
 from triops._sample import BadCall, Sample, Sized, Standard, Work, compiled_mmcv
 from triops.ops.box_iou_rotated import box_iou_rotated, boxes_iou_bev, boxes_overlap_bev
 
@@ -105,6 +106,22 @@ def _extreme(options: _Options) -> _Make:
     return make
 
 
+def _seen_from_above(make: _Make) -> _Make:
+    """The same rectangles as 3D boxes, at heights that nobody may look at."""
+
+    def made(dtype: torch.dtype) -> tuple[Any, ...]:
+        first, second, *options = make(dtype)
+        nowhere = torch.tensor([math.nan, math.inf], dtype=dtype)
+
+        def boxes(flat: Tensor) -> Tensor:
+            z, dz = nowhere.expand(len(flat), 2).split(1, 1)
+            return torch.cat([flat[:, :2], z, flat[:, 2:4], dz, flat[:, 4:]], 1)
+
+        return boxes(first), boxes(second), *options
+
+    return made
+
+
 SAMPLES = [
     Sample("box_iou_rotated", "2000 x 2000", _scene(2000, 2000), "network", demo=True),
     Sample("box_iou_rotated", "10000 x 200", _scene(10_000, 200), "network"),
@@ -118,6 +135,14 @@ SAMPLES = [
     Sample("box_iou_rotated", "30 x 70 area margin", _random(30, 70, ("area", False, False, 0.01), seed=6)),
     Sample("box_iou_rotated", "77 aligned", _random(77, 77, ("iou", True, True, 0.0), seed=7)),
     Sample("box_iou_rotated", "77 aligned area margin", _random(77, 77, ("area", True, True, 0.01), seed=8)),
+    *(
+        Sample("box_iou_rotated", f"{name} seen from above", _seen_from_above(make))
+        for name, make in (
+            ("57 x 300 area", _random(57, 300, ("area", False, True, 0.0), seed=9)),
+            ("30 x 70 margin", _random(30, 70, ("iou", False, True, 0.01), seed=10)),
+            ("77 aligned", _random(77, 77, ("iou", True, True, 0.0), seed=11)),
+        )
+    ),
     *(
         Sample("box_iou_rotated", f"{n} x {m}", _random(n, m, seed=n + m), "boundary")
         for n, m in ((1, 1), (1, 1025), (7, 63), (8, 64), (9, 65), (65, 1023), (0, 5), (5, 0), (0, 0))
@@ -153,6 +178,7 @@ def _bad(what: str, error: type[Exception], match: str, *args: Any, **options: A
 BAD_CALLS = [
     _bad("4 columns", ValueError, r"bboxes1 must have shape \[N, 5\], got \[3, 4\]", _ONE[:, :4], _TWO),
     _bad("6 columns", ValueError, r"bboxes2 must have shape \[M, 5\], got \[4, 6\]", _ONE, torch.zeros(4, 6)),
+    _bad("3D boxes", ValueError, r"bboxes1 must have shape \[N, 5\], got \[4, 7\]", *torch.zeros(2, 4, 7)),
     _bad("rank 1", ValueError, r"bboxes1 must have shape .*got \[5\]", _ONE[0], _TWO),
     _bad("rank 3", ValueError, r"bboxes2 must have shape .*got \[1, 4, 5\]", _ONE, _TWO[None]),
     _bad("unequal rows aligned", ValueError, r"N = 3 as in bboxes1, got \[4, 5\]", _ONE, _TWO, aligned=True),
@@ -196,6 +222,7 @@ def baselines(operator: str) -> dict[str, Callable[..., Any]]:
     ) -> Tensor:  # fmt: skip
         shape = (bboxes1.shape[0],) if aligned else (bboxes1.shape[0], bboxes2.shape[0])
         out = bboxes1.new_zeros(math.prod(shape))
+        bboxes1, bboxes2 = rectangles(bboxes1), rectangles(bboxes2)
         _ext.box_iou_rotated(bboxes1, bboxes2, out, mode_flag=int(mode == "iof"), aligned=aligned)
         return out.view(shape)
 
@@ -206,6 +233,7 @@ def clipped_polygons(
     bboxes1: Tensor, bboxes2: Tensor, mode: str, aligned: bool, clockwise: bool, margin: float
 ) -> Tensor:
     """The plain formulation in torch: all crossings and inner corners, sorted by angle, then the shoelace formula."""
+    bboxes1, bboxes2 = rectangles(bboxes1), rectangles(bboxes2)
     if not aligned:
         bboxes1, bboxes2 = bboxes1[:, None], bboxes2[None]
     bboxes1, bboxes2 = torch.broadcast_tensors(bboxes1, bboxes2)

@@ -288,11 +288,11 @@ def _weight_kernel(
                 total = product(a, b, total, "ieee")
             else:
                 total = product(a, b.to(a.dtype), total, "native")
-                rest = rest_of(b, a.dtype)
+                rest = rest_of(b, a.dtype, True)
                 if HALVES > 1:
                     total = product(a, rest.to(a.dtype), total, "native")
                 if HALVES > 2:
-                    total = product(a, rest_of(rest, a.dtype).to(a.dtype), total, "native")
+                    total = product(a, rest_of(rest, a.dtype, True).to(a.dtype), total, "native")
         elif PARTS == 1:
             # Summed over pixels, both lie the wrong way round for TF32 tensor cores.
             a_high, a_middle, a_low = parts_of(a)

@@ -176,11 +176,11 @@ def _step(
         else:
             b = _weights(weights, first + channel, output, limit, IN, OUT, ALL, False)
             total = product(a.to(b.dtype), b, total, "native")
-            rest = rest_of(a, b.dtype)
+            rest = rest_of(a, b.dtype, REPAIR)
             if HALVES > 1:
                 total = product(rest.to(b.dtype), b, total, "native")
             if HALVES > 2:
-                total = product(rest_of(rest, b.dtype).to(b.dtype), b, total, "native")
+                total = product(rest_of(rest, b.dtype, REPAIR).to(b.dtype), b, total, "native")
     else:
         a_high, a_middle, a_low = parts_of(a)
         b = _weights(weights, first + channel, output, limit, IN, OUT, ALL, False)
@@ -270,7 +270,7 @@ def _conv_kernel(
         mask_channel, CHANNELS, IN, OUT, SEGMENT, GROUPS, OFFSET_GROUPS, TAPS, KERNEL_WIDTH, MASKED, HALVES, LONG,
         PARTS, BLOCK_OUT, BLOCK_IN, STAGES, False,
     )  # fmt: skip
-    if PARTS > 1:
+    if PARTS > 1 or HALVES > 1:
         # Splitting makes NaN of what is infinite: a tile that holds any is summed up anew, with more care. Else the
         # loop takes no step.
         spoilt = tl.max((total != total).to(tl.int32))

@@ -241,7 +241,7 @@ def read(
 
 
 @triton.jit
-def rest_of(value, DTYPE: tl.constexpr):
-    """What rounding to a half type takes away; 0 where that is not finite."""
+def rest_of(value, DTYPE: tl.constexpr, REPAIR: tl.constexpr):
+    """What rounding to a half type takes away; REPAIR: 0 where that is not finite."""
     rest = value - value.to(DTYPE).to(value.dtype)
-    return tl.where(tl.abs(rest) < 1e30, rest, 0.0)
+    return tl.where(tl.abs(rest) < 1e30, rest, 0.0) if REPAIR else rest

@@ -13,13 +13,21 @@ from triops import _gpu
 from triops._clouds import check_indices_on_request
 from triops._dtypes import compute_dtype
 from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.rows import address, places_by_point, points_and_channels, tile_of_program
+from triops._gpu.rows import (
+    MOST_CHANNELS,
+    address,
+    over_channels,
+    over_places,
+    places_by_point,
+    planes_of,
+    points_and_channels,
+    rows_of,
+    shares_of_programs,
+    tile_of_program,
+)
 
 FEW_CHANNELS = 8  # up to which planes are read as they lie
 FEW_VALUES = _gpu.block(2**21, interpreted=2**10)  # read or added, likewise: a transposition is a launch more
-MOST_CHANNELS = 64  # of a tile
-TILE = _gpu.block(4096, interpreted=16384)
-WARPS = 4
 
 
 def gather_points(features, indices, channels_last):
@@ -33,15 +41,11 @@ def gather_points(features, indices, channels_last):
     if count == 0:
         return out.zero_()
     indices = indices.contiguous()
-    block = min(next_power_of_2(channels), MOST_CHANNELS)
-    blocks = cdiv(places, TILE // block)
 
     def launch(in_rows):
-        source = features.mT if in_rows and not channels_last else features
-        _gather_kernel[(blocks * batch, cdiv(channels, block))](
-            source.contiguous(), indices, out, blocks, count, places, channels, IN_ROWS=in_rows,
-            OUT_ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
-        )  # fmt: skip
+        source = rows_of(features) if in_rows and not channels_last else features.contiguous()
+        grid, blocks, options = shares_of_programs(batch, places, channels, planes=not in_rows)
+        _gather_kernel[grid](source, indices, out, blocks, count, places, channels, OUT_ROWS=channels_last, **options)
 
     if not channels_last and channels > FEW_CHANNELS:
         key = "gather_points", features.dtype, indices.dtype, channels
@@ -60,16 +64,13 @@ def gather_points_backward(grad_output, indices, count, channels_last):
     sums = torch.zeros(shape, dtype=compute_dtype(grad_output.dtype), device=grad_output.device)
     if sums.numel() and places:
         grad, indices = grad_output.contiguous(), indices.contiguous()
-        block = min(next_power_of_2(channels), MOST_CHANNELS)
-        blocks = cdiv(places, TILE // block)
 
         def add(in_rows):
-            _add_kernel[(blocks * batch, cdiv(channels, block))](
-                grad, indices, sums, blocks, count, places, channels, ROWS=channels_last, SUMS_IN_ROWS=in_rows,
-                BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
-            )  # fmt: skip
+            grid, blocks, options = shares_of_programs(batch, places, channels, planes=not in_rows)
+            _add_kernel[grid](grad, indices, sums, blocks, count, places, channels, ROWS=channels_last, **options)
 
         if in_order:
+            block = min(next_power_of_2(channels), MOST_CHANNELS)
             order, start = places_by_point(indices, count)
             _add_in_order_kernel[(batch * count, cdiv(channels, block))](
                 grad, order, start, sums, places, channels, ROWS=channels_last, CHANNELS=block, num_warps=1
@@ -77,38 +78,44 @@ def gather_points_backward(grad_output, indices, count, channels_last):
         else:
             if not channels_last and channels > FEW_CHANNELS:
                 key = "gather_points_backward", grad.dtype, indices.dtype, channels
-                _gpu.compile_once(key, lambda: (add(True), add(False)))
+                as_rows = sums.view(batch, count, channels)  # of which only dtypes matter here
+                _gpu.compile_once(key, lambda: (add(True), add(False), planes_of(as_rows, grad.dtype)))
             add(sums_in_rows)
-    sums = sums.to(grad_output.dtype)
-    return sums.mT.contiguous() if sums_in_rows and not channels_last else sums
+    if sums_in_rows and not channels_last:
+        return planes_of(sums, grad_output.dtype)
+    return sums.to(grad_output.dtype)
 
 
 @_gpu.kernel(specialize=["channels"])
 def _gather_kernel(
-    source, indices, out, blocks, count, places, channels, IN_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
+    source, indices, out, blocks, count, places, channels, OUT_ROWS: tl.constexpr, PLANES: tl.constexpr,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """PLANES: the source lies in planes, and so does the output."""
     batch, m, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
     i = tl.load(indices + batch * places + m, mask=here, other=-1)
-    used = here & (i >= 0) & (i < count)
-    at = address(batch, i[:, None], c[None, :], count, channels, IN_ROWS)
-    value = tl.load(source + at, mask=used[:, None] & there[None, :], other=0.0)
-    to = address(batch, m[:, None], c[None, :], places, channels, OUT_ROWS)
-    tl.store(out + to, value, mask=here[:, None] & there[None, :])
+    used = over_places(here & (i >= 0) & (i < count), PLANES)
+    here, there, c = over_places(here, PLANES), over_channels(there, PLANES), over_channels(c, PLANES)
+    at = address(batch, over_places(i, PLANES), c, count, channels, not PLANES)
+    value = tl.load(source + at, mask=used & there, other=0.0)
+    to = address(batch, over_places(m, PLANES), c, places, channels, OUT_ROWS)
+    tl.store(out + to, value, mask=here & there)
 
 
 @_gpu.kernel(specialize=["channels"])
 def _add_kernel(
-    grad, indices, sums, blocks, count, places, channels, ROWS: tl.constexpr, SUMS_IN_ROWS: tl.constexpr,
+    grad, indices, sums, blocks, count, places, channels, ROWS: tl.constexpr, PLANES: tl.constexpr,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """PLANES: the sums lie in planes, and so does what is added."""
     batch, m, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
     i = tl.load(indices + batch * places + m, mask=here, other=-1)
-    used = here & (i >= 0) & (i < count)
-    at = address(batch, m[:, None], c[None, :], places, channels, ROWS)
-    value = tl.load(grad + at, mask=used[:, None] & there[None, :], other=0.0).to(sums.dtype.element_ty)
-    to = address(batch, i[:, None], c[None, :], count, channels, SUMS_IN_ROWS)
-    tl.atomic_add(sums + to, value, mask=used[:, None] & there[None, :], sem="relaxed")
+    c = over_channels(c, PLANES)
+    used = over_places(here & (i >= 0) & (i < count), PLANES) & over_channels(there, PLANES)
+    at = address(batch, over_places(m, PLANES), c, places, channels, ROWS)
+    value = tl.load(grad + at, mask=used, other=0.0).to(sums.dtype.element_ty)
+    to = address(batch, over_places(i, PLANES), c, count, channels, not PLANES)
+    tl.atomic_add(sums + to, value, mask=used, sem="relaxed")
 
 
 @_gpu.kernel(specialize=["channels"])

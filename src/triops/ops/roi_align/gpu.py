@@ -22,6 +22,7 @@ from triops._gpu.rois import (
     check_images_if_strict,
     cut_box,
     image_of,
+    launch_moved_where_it_pays,
     neighbors,
     output_offsets,
     over_bins,
@@ -41,8 +42,6 @@ from triops.ops.roi_align.reference import LOWEST, NOWHERE, empty_outputs
 # Bins times channels of a program of one warp, by the bytes of an element: of a map that is channels-last, or NCHW.
 NUMBERS = {True: {2: 256, 4: 256, 8: 256}, False: {2: 256, 4: 128, 8: 128}}
 BACK = {4: 128, 8: 128}
-FEW_READS = _gpu.block(2**22, interpreted=0)  # up to these, a map is read as it lies: a copy is one more launch
-ADAPTIVE_SAMPLES = 16  # that a bin is taken to have where their number is adaptive and the host does not know it
 LEAST = tl.constexpr(LOWEST)
 OFF = tl.constexpr(NOWHERE)
 
@@ -69,22 +68,9 @@ def roi_align_forward(input, boxes, pooled_height, pooled_width, spatial_scale, 
             for target, wanted in zip(targets, found, strict=True):
                 in_format(target, channels_last=False, target=wanted)
 
-    _launch(
-        launch, last, input.shape, output.shape, sampling_ratio, ("forward", input.dtype, boxes.dtype, aligned, mode)
-    )
+    key = "roi_align", "forward", input.dtype, boxes.dtype, aligned, mode
+    launch_moved_where_it_pays(launch, last, input.shape, output.shape, sampling_ratio, key)
     return output, positions[0], positions[1]
-
-
-def _launch(launch, channels_last, shape, pooled, sampling_ratio, key):
-    """`launch(moved)`: a map that is NCHW is moved to channels-last first, where boxes read a good part of it."""
-    if channels_last:
-        launch(False)
-        return
-    batch, channels, height, width = shape
-    samples = pooled[0] * pooled[2] * pooled[3] * (sampling_ratio**2 if sampling_ratio > 0 else ADAPTIVE_SAMPLES)
-    key = ("roi_align", *key, sampling_ratio <= 0, channels, pooled[2] * pooled[3])
-    _gpu.compile_once(key, lambda: (launch(False), launch(True)))
-    launch(samples >= batch * height * width and samples * channels > FEW_READS)
 
 
 def _sample(maps, boxes, output, positions, spatial_scale, sampling_ratio, aligned, channels_last):
@@ -128,8 +114,8 @@ def roi_align_backward(
     if in_order:
         launch(False)
     else:
-        key = "backward", grad_output.dtype, boxes.dtype, aligned, mode
-        _launch(launch, channels_last, shape, grad_output.shape, sampling_ratio, key)
+        key = "roi_align", "backward", grad_output.dtype, boxes.dtype, aligned, mode
+        launch_moved_where_it_pays(launch, channels_last, shape, grad_output.shape, sampling_ratio, key)
     return made[0]
 
 

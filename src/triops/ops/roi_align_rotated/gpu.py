@@ -1,9 +1,10 @@
 """roi_align_rotated on GPU: a program takes a block of bins of one box and a block of channels (see `_gpu.rois`).
 
-Positions are worked out once per bin and sample. Each bin begins with its own first sample near the map, so that a box
-far larger than the map costs no more steps than the map has pixels. The gradient is added up by atomics in float32;
-where deterministic algorithms are asked for, one program per image and block of channels walks boxes and bins in order,
-one lane per channel. Oriented channels are turned in torch, in float32.
+A map that is NCHW is copied to channels-last first where the boxes read a good part of it, as in roi_align. Positions
+are worked out once per bin and sample. Each bin begins with its own first sample near the map, so that a box far larger
+than the map costs no more steps than the map has pixels. The gradient is added up by atomics in float32; where
+deterministic algorithms are asked for, one program per image and block of channels walks boxes and bins in order, one
+lane per channel. Oriented channels are turned in torch, in float32.
 """
 
 import torch
@@ -14,14 +15,18 @@ from triops import _gpu
 from triops._dtypes import compute_dtype
 from triops._geometry.box.gpu import cos_sin
 from triops._gpu.arithmetic import divide, from_bits
+from triops._gpu.maps import in_format
 from triops._gpu.rois import (
     add_bilinear,
+    bin_offsets,
     bins_of,
     check_images_if_strict,
     image_of,
+    launch_moved_where_it_pays,
     neighbors,
     output_offsets,
     over_bins,
+    over_channels,
     plane_offsets,
     programs,
     read_bilinear,
@@ -48,12 +53,25 @@ def roi_align_rotated(
         return output.zero_()
     real, layout = compute_dtype(input.dtype), format_of(input)
     values = output if orientations == 1 else torch.empty_like(output, dtype=real)
-    grid, blocks, options = programs(shape, NUMBERS[input.element_size()], layout == torch.channels_last)
-    _forward_kernel[grid](
-        input.contiguous(memory_format=layout), boxes.contiguous(), values, batch, channels, height, width,
-        pooled_height, pooled_width, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-        ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), **options,
-    )  # fmt: skip
+    boxes, last = boxes.contiguous(), layout == torch.channels_last
+    input = input.contiguous(memory_format=layout)
+
+    def launch(moved):
+        maps, target = input, values
+        if moved:  # the output too: lanes lie along channels, and would store NCHW one number at a time
+            maps = in_format(input, channels_last=True)
+            target = empty_in_format(shape, values.dtype, values.device, channels_last=True)
+        grid, blocks, options = programs(shape, NUMBERS[input.element_size()], last or moved)
+        _forward_kernel[grid](
+            maps, boxes, target, batch, channels, height, width, pooled_height, pooled_width, blocks,
+            _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
+            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), **options,
+        )  # fmt: skip
+        if moved:
+            in_format(target, channels_last=False, target=values)
+
+    key = "roi_align_rotated", input.dtype, boxes.dtype, aligned, clockwise, orientations == 1
+    launch_moved_where_it_pays(launch, last, input.shape, shape, sampling_ratio, key)
     return output if orientations == 1 else output.copy_(turned(values, boxes, orientations))
 
 
@@ -63,22 +81,35 @@ def roi_align_rotated_backward(
 ):  # fmt: skip
     check_images_if_strict("roi_align_rotated_backward", boxes, batch)
     total, channels, rows, columns = grad_output.shape
-    real = compute_dtype(grad_output.dtype)
-    grad = empty_in_format((batch, channels, height, width), real, grad_output.device, channels_last).zero_()
-    if grad.numel() and grad_output.numel():
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        given = grad_output if orientations == 1 else turned(grad_output.to(real), boxes, orientations, back=True)
-        in_order = torch.are_deterministic_algorithms_enabled()
+    real, shape = compute_dtype(grad_output.dtype), (batch, channels, height, width)
+    if grad_output.numel() == 0 or 0 in shape:
+        return empty_in_format(shape, grad_output.dtype, grad_output.device, channels_last).zero_()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    given = grad_output if orientations == 1 else turned(grad_output.to(real), boxes, orientations, back=True)
+    given, boxes = given.contiguous(memory_format=layout), boxes.contiguous()
+    in_order = torch.are_deterministic_algorithms_enabled()
+    made = []
+
+    def launch(moved):
+        last = channels_last or moved
+        grad = empty_in_format(shape, real, given.device, last).zero_()
         grid, blocks, options = programs(
-            grad_output.shape, NUMBERS[real.itemsize], channels_last, in_order_of=batch if in_order else 0
+            given.shape, NUMBERS[real.itemsize], last, in_order_of=batch if in_order else 0
         )
         _backward_kernel[grid](
-            given.contiguous(memory_format=layout), boxes.contiguous(), grad, total, batch, channels, height, width,
-            rows, columns, blocks, _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
-            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), IN_ORDER=in_order,
-            **options,
+            given, boxes, grad, total, batch, channels, height, width, rows, columns, blocks,
+            _gpu.bits_of(spatial_scale), max(sampling_ratio, 0),
+            ADAPTIVE=sampling_ratio <= 0, ALIGNED=bool(aligned), CLOCKWISE=bool(clockwise), GIVEN_LAST=channels_last,
+            IN_ORDER=in_order, **options,
         )  # fmt: skip
-    return grad.to(grad_output.dtype)
+        made[:] = [in_format(grad, channels_last, grad_output.dtype) if moved else grad.to(grad_output.dtype)]
+
+    if in_order:
+        launch(False)
+    else:
+        key = "roi_align_rotated_backward", grad_output.dtype, boxes.dtype, aligned, clockwise, orientations == 1
+        launch_moved_where_it_pays(launch, channels_last, shape, given.shape, sampling_ratio, key)
+    return made[0]
 
 
 @triton.jit
@@ -173,7 +204,7 @@ def _forward_kernel(
 def _give_back(
     given, boxes, grad, roi, block, own_image, batch, channels, height, width, rows, columns, factor, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, CLOCKWISE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+    GIVEN_LAST: tl.constexpr, IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a block of bins of one box, IN_ORDER only where it belongs to `own_image`."""
     REAL: tl.constexpr = factor.dtype
@@ -193,7 +224,9 @@ def _give_back(
     steps_y = tl.where(readable & finite, tl.max(end_y - begin_y, 0), 0)
     steps_x = tl.where(readable & finite, tl.max(end_x - begin_x, 0), 0)
     plane = grad + plane_offsets(image, channel, height, width, channels, CHANNELS_LAST)
-    source = output_offsets(roi, number, channel, bins, channels, CHANNELS_LAST)
+    source = bin_offsets(
+        roi, over_bins(number, CHANNELS_LAST), over_channels(channel, CHANNELS_LAST), bins, channels, GIVEN_LAST
+    )
     value = tl.load(given + source, mask=valid, other=0.0).to(REAL)
     count = tl.maximum(samples_y.to(REAL) * samples_x.to(REAL), 1.0)
     value = divide(value, tl.zeros(value.shape, REAL) + count)
@@ -214,7 +247,7 @@ def _give_back(
 def _backward_kernel(
     given, boxes, grad, total, batch, channels, height, width, rows, columns, blocks, scale, ratio,
     ADAPTIVE: tl.constexpr, ALIGNED: tl.constexpr, CLOCKWISE: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
+    GIVEN_LAST: tl.constexpr, IN_ORDER: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     factor = from_bits(scale, grad.dtype.element_ty)
     if IN_ORDER:
@@ -223,11 +256,11 @@ def _backward_kernel(
                 _give_back(
                     given, boxes, grad, tl.cast(roi, tl.int64), block, tl.program_id(0), batch, channels, height,
                     width, rows, columns, factor, ratio,
-                    ADAPTIVE, ALIGNED, CLOCKWISE, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+                    ADAPTIVE, ALIGNED, CLOCKWISE, CHANNELS_LAST, GIVEN_LAST, IN_ORDER, BINS, CHANNELS,
                 )  # fmt: skip
     else:
         _give_back(
             given, boxes, grad, tl.cast(tl.program_id(0) // blocks, tl.int64), tl.program_id(0) % blocks, 0, batch,
             channels, height, width, rows, columns, factor, ratio,
-            ADAPTIVE, ALIGNED, CLOCKWISE, CHANNELS_LAST, IN_ORDER, BINS, CHANNELS,
+            ADAPTIVE, ALIGNED, CLOCKWISE, CHANNELS_LAST, GIVEN_LAST, IN_ORDER, BINS, CHANNELS,
         )  # fmt: skip

@@ -12,13 +12,21 @@ from triops import _gpu
 from triops._clouds import check_indices_on_request
 from triops._dtypes import compute_dtype
 from triops._gpu import cdiv, next_power_of_2
-from triops._gpu.rows import address, places_by_point, points_and_channels, tile_of_program
+from triops._gpu.rows import (
+    MOST_CHANNELS,
+    address,
+    over_channels,
+    over_places,
+    places_by_point,
+    planes_of,
+    points_and_channels,
+    rows_of,
+    shares_of_programs,
+    tile_of_program,
+)
 
 FEW_CHANNELS = 8  # up to which planes are read as they lie
 FEW_VALUES = _gpu.block(2**19, interpreted=2**10)  # written, likewise: a transposition is a launch more
-MOST_CHANNELS = 64  # of a tile
-TILE = _gpu.block(4096, interpreted=16384)
-WARPS = 4
 
 
 def three_interpolate(features, indices, weights, channels_last):
@@ -30,14 +38,13 @@ def three_interpolate(features, indices, weights, channels_last):
     if out.numel() == 0:
         return out
     indices, weights = indices.contiguous(), weights.contiguous()
-    block = min(next_power_of_2(channels), MOST_CHANNELS)
-    blocks = cdiv(places, TILE // block)
 
     def launch(in_rows):
-        source = features.mT if in_rows and not channels_last else features
-        _interpolate_kernel[(blocks * batch, cdiv(channels, block))](
-            source.contiguous(), indices, weights, out, blocks, count, places, neighbors, channels, IN_ROWS=in_rows,
-            OUT_ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, REAL=_real(features), num_warps=WARPS,
+        source = rows_of(features) if in_rows and not channels_last else features.contiguous()
+        grid, blocks, options = shares_of_programs(batch, places, channels, planes=not in_rows)
+        _interpolate_kernel[grid](
+            source, indices, weights, out, blocks, count, places, neighbors, channels, OUT_ROWS=channels_last,
+            REAL=_real(features), **options,
         )  # fmt: skip
 
     if not channels_last and channels > FEW_CHANNELS:
@@ -56,17 +63,16 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
     sums_in_rows = channels_last or in_order or (channels > FEW_CHANNELS and grad.numel() > FEW_VALUES)
     shape = (batch, count, channels) if sums_in_rows else (batch, channels, count)
     sums = torch.zeros(shape, dtype=compute_dtype(features.dtype), device=features.device)
-    block = min(next_power_of_2(channels), MOST_CHANNELS)
-    blocks = cdiv(places, TILE // block)
     if sums.numel() and indices.numel():
 
         def add(in_rows):
-            _add_kernel[(blocks * batch, cdiv(channels, block))](
-                grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS=channels_last,
-                SUMS_IN_ROWS=in_rows, BLOCK=TILE // block, CHANNELS=block, num_warps=WARPS,
-            )  # fmt: skip
+            grid, blocks, options = shares_of_programs(batch, places, channels, planes=not in_rows)
+            _add_kernel[grid](
+                grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS=channels_last, **options
+            )
 
         if in_order:
+            block = min(next_power_of_2(channels), MOST_CHANNELS)
             order, start = places_by_point(indices.view(batch, -1), count)
             _add_in_order_kernel[(batch * count, cdiv(channels, block))](
                 grad, weights, order, start, sums, places, neighbors, channels, ROWS=channels_last, CHANNELS=block,
@@ -75,17 +81,20 @@ def three_interpolate_backward(grad_output, features, indices, weights, channels
         else:
             if not channels_last and channels > FEW_CHANNELS:
                 key = "three_interpolate_backward", grad.dtype, indices.dtype, weights.dtype, channels
-                _gpu.compile_once(key, lambda: (add(True), add(False)))
+                as_rows = sums.view(batch, count, channels)  # of which only dtypes matter here
+                _gpu.compile_once(key, lambda: (add(True), add(False), planes_of(as_rows, features.dtype)))
             add(sums_in_rows)
     grad_weights = torch.zeros(weights.shape if of_weights else 0, dtype=weights.dtype, device=weights.device)
     if grad_weights.numel() and channels and count:
-        rows = features if channels_last else features.mT
-        _multiply_kernel[(blocks * batch, neighbors)](
-            rows.contiguous(), grad, indices, grad_weights, blocks, count, places, neighbors, channels,
-            ROWS=channels_last, BLOCK=TILE // block, CHANNELS=block, REAL=_real(features), num_warps=WARPS,
+        rows = features.contiguous() if channels_last else rows_of(features)
+        (programs, _), blocks, options = shares_of_programs(batch, places, channels, planes=False)
+        _multiply_kernel[(programs, neighbors)](
+            rows, grad, indices, grad_weights, blocks, count, places, neighbors, channels, ROWS=channels_last,
+            REAL=_real(features), **options,
         )  # fmt: skip
-    sums = sums.to(features.dtype)
-    return sums.mT.contiguous() if sums_in_rows and not channels_last else sums, grad_weights
+    if sums_in_rows and not channels_last:
+        return planes_of(sums, features.dtype), grad_weights
+    return sums.to(features.dtype), grad_weights
 
 
 def _real(features):
@@ -94,38 +103,42 @@ def _real(features):
 
 @_gpu.kernel(specialize=["channels"])
 def _interpolate_kernel(
-    source, indices, weights, out, blocks, count, places, neighbors, channels, IN_ROWS: tl.constexpr,
-    OUT_ROWS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, REAL: tl.constexpr,
+    source, indices, weights, out, blocks, count, places, neighbors, channels, OUT_ROWS: tl.constexpr,
+    REAL: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """PLANES: the source lies in planes, and so does the output."""
     batch, n, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
-    total = tl.zeros([BLOCK, CHANNELS], REAL)
+    c, there = over_channels(c, PLANES), over_channels(there, PLANES)
+    total = tl.zeros([CHANNELS, BLOCK] if PLANES else [BLOCK, CHANNELS], REAL)
     for k in range(neighbors):
         at = (batch * places + n) * neighbors + k
         i = tl.load(indices + at, mask=here, other=-1)
         weight = tl.load(weights + at, mask=here, other=0.0).to(REAL)
-        used = here & (i >= 0) & (i < count)
-        found = address(batch, i[:, None], c[None, :], count, channels, IN_ROWS)
-        value = tl.load(source + found, mask=used[:, None] & there[None, :], other=0.0).to(REAL)
-        total += tl.where(used[:, None], weight[:, None] * value, 0.0)
-    to = address(batch, n[:, None], c[None, :], places, channels, OUT_ROWS)
-    tl.store(out + to, total.to(out.dtype.element_ty), mask=here[:, None] & there[None, :])
+        used = over_places(here & (i >= 0) & (i < count), PLANES)
+        found = address(batch, over_places(i, PLANES), c, count, channels, not PLANES)
+        value = tl.load(source + found, mask=used & there, other=0.0).to(REAL)
+        total += tl.where(used, over_places(weight, PLANES) * value, 0.0)
+    to = address(batch, over_places(n, PLANES), c, places, channels, OUT_ROWS)
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=over_places(here, PLANES) & there)
 
 
 @_gpu.kernel(specialize=["channels"])
 def _add_kernel(
     grad, indices, weights, sums, blocks, count, places, neighbors, channels, ROWS: tl.constexpr,
-    SUMS_IN_ROWS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
+    PLANES: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """PLANES: the sums lie in planes, and so does what is added."""
     batch, n, c, here, there = tile_of_program(blocks, places, channels, BLOCK, CHANNELS)
-    own = address(batch, n[:, None], c[None, :], places, channels, ROWS)
-    value = tl.load(grad + own, mask=here[:, None] & there[None, :], other=0.0).to(sums.dtype.element_ty)
+    c, there = over_channels(c, PLANES), over_channels(there, PLANES)
+    own = address(batch, over_places(n, PLANES), c, places, channels, ROWS)
+    value = tl.load(grad + own, mask=over_places(here, PLANES) & there, other=0.0).to(sums.dtype.element_ty)
     for k in range(neighbors):
         at = (batch * places + n) * neighbors + k
         i = tl.load(indices + at, mask=here, other=-1)
         weight = tl.load(weights + at, mask=here, other=0.0).to(sums.dtype.element_ty)
-        used = here & (i >= 0) & (i < count)
-        to = address(batch, i[:, None], c[None, :], count, channels, SUMS_IN_ROWS)
-        tl.atomic_add(sums + to, weight[:, None] * value, mask=used[:, None] & there[None, :], sem="relaxed")
+        used = over_places(here & (i >= 0) & (i < count), PLANES) & there
+        to = address(batch, over_places(i, PLANES), c, count, channels, not PLANES)
+        tl.atomic_add(sums + to, over_places(weight, PLANES) * value, mask=used, sem="relaxed")
 
 
 @_gpu.kernel(specialize=["channels"])
@@ -148,7 +161,7 @@ def _add_in_order_kernel(
 @_gpu.kernel(specialize=["channels"])
 def _multiply_kernel(
     rows, grad, indices, products, blocks, count, places, neighbors, channels, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, CHANNELS: tl.constexpr, REAL: tl.constexpr,
+    REAL: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the weights of one neighbor of each place."""
     batch = (tl.program_id(0) // blocks).to(tl.int64)
