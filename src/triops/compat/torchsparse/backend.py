@@ -82,7 +82,7 @@ def to_dense_backward_cuda(grad: Tensor, coords: Tensor, spatial_range: Tensor, 
 
 
 class GPUHashTable:
-    """Numbers, or sites as x, y, z, batch, and their rows. On any device; a new table is empty whatever `keys` holds."""
+    """Numbers, or sites as x, y, z, batch, and their rows. A new table is empty whatever `keys` holds."""
 
     def __init__(self, keys: Tensor | int, vals: Tensor | None = None) -> None:
         self._keys: Tensor | None = None
