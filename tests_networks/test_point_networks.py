@@ -218,9 +218,11 @@ def case(name: str) -> tuple[Any, dict[str, Any]]:
     shift_norms(model)
     if name == "pv_rcnn":  # its second stage learns from proposals that meet an object
         torch.nn.init.normal_(model.rpn_head.conv_reg.weight, std=1e-4)
-    if name in ("spvcnn", "minkunet"):  # else a bias decides every point's class
-        torch.nn.init.normal_(model.decode_head.conv_seg.weight)
-    return model, detectors.batch(made.scenes())
+    data = detectors.batch(made.scenes())
+    if name in ("spvcnn", "minkunet"):  # else biases decide every point's class
+        torch.nn.init.normal_(model.decode_head.conv_seg.weight, std=0.1)
+        detectors.settle_norms(model, data)
+    return model, data
 
 
 @pytest.fixture(scope="module")
