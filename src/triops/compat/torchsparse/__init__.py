@@ -30,9 +30,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`PointTensor` was here before 2.1, which has it in `torchsparse.tensor` alone: it tells who asks from who not."""
+    """`PointTensor` was here before 2.1, which has it in `torchsparse.tensor` alone: a program that asks is an older one."""
     if name == "PointTensor":
-        _generation.mark_caller_as_old()
+        _generation.note_old_name()
         return tensor.PointTensor
     raise AttributeError(f"module 'torchsparse' has no attribute {name!r}")
 

@@ -2,8 +2,8 @@
 voxels of the input at every stride; in 2.1 they have it in the first, and count in strides.
 
 Every sparse tensor carries its generation, `OLD` or `NEW`, and so do the tensors made of it. Of a tensor that a program
-makes it is, in this order, what `use` or TRIOPS_TORCHSPARSE says, 2.1 where a `spatial_range` is given, what is known
-of the package that makes it, 2.1.
+makes it is, in this order, what `use` or TRIOPS_TORCHSPARSE says; 2.1 where a `spatial_range` is given; what is known of
+the package that makes it; the older one where anybody has asked for a name that only this had; 2.1.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from triops import _environment
 
 OLD, NEW = "1.4", "2.1"
 
-# Packages of the older generation: this one, and those that ask for what only that had at its top.
-_of_old = {"mmdet3d"}
+PACKAGES = {"mmdet3d": OLD}
+_old_names_asked = False
 _said: str | None = _environment.torchsparse_generation()
 _looked = False  # whether the columns of a tensor were looked at
 _OURS = "triops.compat.torchsparse"
@@ -46,12 +46,13 @@ def of_caller() -> str:
     """The generation of the code that called into this package."""
     if _said is not None:
         return _said
-    return OLD if _package_of_caller() in _of_old else NEW
+    return PACKAGES.get(_package_of_caller(), OLD if _old_names_asked else NEW)
 
 
-def mark_caller_as_old() -> None:
-    """The package that called has asked for a name that 2.1 does not have."""
-    _of_old.add(_package_of_caller())
+def note_old_name() -> None:
+    """The program asks for a name that 2.1 does not have."""
+    global _old_names_asked
+    _old_names_asked = True
 
 
 def _package_of_caller() -> str:
