@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`PointTensor` was here before 2.1, which has it in `torchsparse.tensor` alone: a program that asks is an older one."""
+    """`PointTensor` was here before 2.1, which has it in `torchsparse.tensor` alone: who asks is an older program."""
     if name == "PointTensor":
         _generation.note_old_name()
         return tensor.PointTensor

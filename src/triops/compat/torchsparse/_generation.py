@@ -2,8 +2,8 @@
 voxels of the input at every stride; in 2.1 they have it in the first, and count in strides.
 
 Every sparse tensor carries its generation, `OLD` or `NEW`, and so do the tensors made of it. Of a tensor that a program
-makes it is, in this order, what `use` or TRIOPS_TORCHSPARSE says; 2.1 where a `spatial_range` is given; what is known of
-the package that makes it; the older one where anybody has asked for a name that only this had; 2.1.
+makes it is, in this order, what `use` or TRIOPS_TORCHSPARSE says; 2.1 where a `spatial_range` is given; what is known
+of the package that makes it; the older one where anybody has asked for a name that only this had; 2.1.
 """
 
 from __future__ import annotations
