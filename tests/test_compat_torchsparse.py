@@ -645,3 +645,20 @@ if {found}:
 """
     environment = {"TRIOPS_TORCHSPARSE": "1.4", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+@pytest.mark.parametrize("version", ["1.4"])
+def test_sites_of_1_4_may_lie_between_those_of_their_stride():
+    """Sites that no convolution made: kernels lie at strides from each, and cells begin at multiples of the stride."""
+    sites, feats = cloud()
+    x = SparseTensor(feats, sites[:, [1, 2, 3, 0]], 2)
+    layer, down = spnn.Conv3d(3, 4, 3).double(), spnn.Conv3d(3, 4, 2, 2).double()
+    where = [tuple(row) for row in sites.tolist()]
+    offsets = [tuple(2 * v for v in offset) for offset in offsets_of_weights((-1,) * 3, (3,) * 3)]
+    expected = convolution_by_loop(where, feats, where, layer.kernel, offsets)
+    assert_same_with_gradients(layer(x).feats, expected, feats, layer.kernel)
+    made = down(x)
+    found = [(b, *place) for *place, b in made.coords.tolist()]
+    assert found == sorted({(b, *(v // 4 * 4 for v in place)) for b, *place in where})
+    offsets = [tuple(2 * v for v in offset) for offset in offsets_of_weights((0,) * 3, (2,) * 3)]
+    torch.testing.assert_close(made.feats, convolution_by_loop(where, feats, found, down.kernel, offsets))

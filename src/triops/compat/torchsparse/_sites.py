@@ -94,6 +94,20 @@ def submanifold(sites: Tensor, kernel: Three, step: Three, first: Three) -> Rule
     return between(sites, sites, kernel, step, first, distinct=False)
 
 
+def by_cells(sites: Tensor, cell: Three) -> tuple[Rulebook, Tensor] | None:
+    """Kernel and stride are a cell, from its lowest corner: the rulebook, and the numbers of the cells. None where a
+    batch is negative."""
+    grid = Grid.of(sites)
+    if grid.low[0] < 0:
+        return None
+    first = [0, *(low // c for low, c in zip(grid.low[1:], cell, strict=True))]
+    base = [0, *(f * c for f, c in zip(first[1:], cell, strict=True))]
+    shape = [((h - b) // c + 1) * c for h, b, c in zip(grid.high[1:], base[1:], cell, strict=True)]
+    moved = sites - torch.tensor(base, dtype=sites.dtype, device=sites.device)
+    rulebook = Rulebook.sparse(moved, grid.high[0] + 1, shape, list(cell), list(cell))
+    return rulebook, rulebook.out_indices + torch.tensor(first, dtype=sites.dtype, device=sites.device)
+
+
 def between(
     sites: Tensor, outputs: Tensor, kernel: Three, step: Three, first: Three, distinct: bool = True
 ) -> Rulebook:

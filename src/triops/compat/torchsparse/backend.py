@@ -1,4 +1,4 @@
-"""The compiled functions of torchsparse that programs call. Every other name imports, and raises when it is called."""
+"""The compiled functions of torchsparse that programs call. The others import, and raise when they are called."""
 
 from __future__ import annotations
 
@@ -132,7 +132,20 @@ def downsample_cuda(
     return _sites.reached_sites(in_coords, offsets, tuple(stride.tolist()), coords_min[1:], coords_max[1:])
 
 
+_MISSING = (
+    "build_kernel_map_downsample_hashmap", "build_kernel_map_downsample_hashmap_int32",
+    "build_kernel_map_subm_hashmap", "build_kernel_map_subm_hashmap_int32", "build_mask_from_kmap",
+    "conv_backward_gather_scatter_cpu", "conv_backward_gather_scatter_cuda", "conv_backward_wgrad_implicit_gemm_cuda",
+    "conv_backward_wgrad_implicit_gemm_sorted_cuda", "conv_forward_fetch_on_demand_cuda",
+    "conv_forward_fetch_on_demand_no_fusion_cuda", "conv_forward_gather_scatter_cpu",
+    "conv_forward_gather_scatter_cuda", "conv_forward_implicit_gemm_cuda", "conv_forward_implicit_gemm_sorted_cuda",
+    "convert_transposed_out_in_map", "convolution_backward_cpu", "convolution_backward_cuda",
+    "convolution_forward_cpu", "convolution_forward_cuda", "derive_bitmask_from_out_in_map",
+    "exclusive_scan_quantified_wrapper", "reduce_bitmask_cuda", "reorder_out_in_map_cuda",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("_"):
+    if name not in _MISSING:
         raise AttributeError(f"module 'torchsparse.backend' has no attribute {name!r}")
     return missing("torchsparse.backend", name, "It is a part of torchsparse's own convolutions.")

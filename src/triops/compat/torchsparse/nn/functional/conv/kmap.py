@@ -66,9 +66,17 @@ def kernel_map(
 
 
 def _of_old(sites: Tensor, coords: Tensor, kernel: Three, stride: Three, scale: Three) -> KernelMap:
-    first = _sites.centered(kernel, scale)
+    first, unit = _sites.centered(kernel, scale), sites.new_tensor([1, *scale])
+    numbers = torch.div(sites, unit, rounding_mode="floor")
+    whole = scale == _HERE or bool((numbers * unit == sites).all())  # else sites lie between those of their stride
     if max(stride) == 1:
+        if whole:
+            return KernelMap(_sites.submanifold(numbers, kernel, _HERE, _sites.centered(kernel, _HERE)), coords)
         return KernelMap(_sites.submanifold(sites, kernel, scale, first), coords)
+    made = _sites.by_cells(numbers, kernel) if whole and kernel == stride and max(kernel) <= 2 else None
+    if made is not None:
+        outputs = made[1] * sites.new_tensor([1, *stride]) * unit
+        return KernelMap(made[0], outputs[:, [1, 2, 3, 0]].to(coords.dtype))
     outputs = old_sites(sites, stride, kernel, scale)
     rulebook = _sites.between(sites, outputs, kernel, scale, first)
     return KernelMap(rulebook, outputs[:, [1, 2, 3, 0]].to(coords.dtype))
