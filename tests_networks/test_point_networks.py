@@ -31,7 +31,7 @@ import triops
 import triops.compat.torchsparse  # supplies torchsparse, which SPVCNN and MinkUNet import
 
 SAMPLED = {"furthest_point_sample", "ball_query", "gather_points", "gather_points_backward"}
-SPARSE = {"submanifold_neighbors", "site_neighbors", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight"}
+SPARSE = {"submanifold_neighbors", "sparse_neighbors", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight"}
 
 
 def network(config: str, *classes: str) -> detectors.Network:
