@@ -13,6 +13,7 @@ import warnings
 
 VARIABLES = (
     "TRIOPS_BACKEND", "TRIOPS_CHECK", "TRIOPS_LOG", "TRIOPS_RECORD", "TRIOPS_RECORD_LIMIT", "TRIOPS_RECORD_MODE",
+    "TRIOPS_TORCHSPARSE",
 )  # fmt: skip
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -86,6 +87,14 @@ def record_limit() -> tuple[int, int]:
     if found is None:
         _warn_of_value("TRIOPS_RECORD_LIMIT", "COUNT or COUNT,BYTES such as 200,500MB")
     return found or DEFAULT_RECORD_LIMIT
+
+
+def torchsparse_generation() -> str | None:
+    """TRIOPS_TORCHSPARSE=1.4 or 2.1: the interface of torchsparse that programs were written for."""
+    value = _value("TRIOPS_TORCHSPARSE")
+    if value not in ("", "1.4", "2.1"):
+        _warn_of_value("TRIOPS_TORCHSPARSE", "1.4 or 2.1")
+    return value if value in ("1.4", "2.1") else None
 
 
 def parse_limit(text: str) -> tuple[int, int] | None:

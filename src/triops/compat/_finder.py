@@ -43,6 +43,7 @@ PACKAGES = {
     "cumm": "triops.spconv.cumm",
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
+    "torchsparse": "triops.compat.torchsparse",
 }
 LIBRARIES = (
     "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "detectron2", "torchvision",
