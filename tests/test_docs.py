@@ -221,6 +221,14 @@ def test_every_table_of_trials_is_on_its_page() -> None:
         assert on_pages[file.stem] == set(json.loads(file.read_text(encoding="utf-8"))), file.name
 
 
+def test_the_readme_says_how_many_of_mmcvs_own_tests_pass() -> None:
+    rows = json.loads((trials.TRIALS / "mmcv.json").read_text(encoding="utf-8"))["tests"]["rows"]
+    (_, *cpu), (_, *gpu) = rows[0], rows[-1]
+    assert "on an H200" in rows[-1][0]
+    said = f"{cpu[0]} pass and {cpu[1]} fails on CPU, {gpu[0]} pass and {gpu[1]} fail on an H200"
+    assert said in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_make_installs_what_the_extra_for_the_site_names() -> None:
     extra = re.search(r"^docs = \[(.*)\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     assert extra is not None
