@@ -35,16 +35,11 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
         self.broadcast = MinkowskiBroadcastFunction()
 
     def forward(self, input: SparseTensor, input_glob: SparseTensor) -> SparseTensor:
-        return input._like(
-            self.broadcast.apply(
-                input.F,
-                input_glob.F,
-                self.operation_type,
-                input.coordinate_map_key,
-                input_glob.coordinate_map_key,
-                input.coordinate_manager,
-            )  # fmt: skip
-        )
+        out = self.broadcast.apply(
+            input.F, input_glob.F, self.operation_type, input.coordinate_map_key, input_glob.coordinate_map_key,
+            input.coordinate_manager,
+        )  # fmt: skip
+        return input._like(out)
 
     def __repr__(self) -> str:
         return type(self).__name__

@@ -20,7 +20,7 @@ def convert_to_int_list(arg: Any, dimension: int) -> list[int]:
     """One integer per axis, from one for all of them or a sequence, an array or a tensor of them."""
     if isinstance(arg, (Sequence, np.ndarray, Tensor)) and not isinstance(arg, str):
         found = [int(i) for i in arg]
-    elif np.isscalar(arg):
+    elif isinstance(arg, (int, float, np.number)):
         found = [int(arg)] * dimension  # type: ignore[call-overload]
     else:
         raise ValueError(f"MinkowskiEngine: expected an integer or one per axis, got {arg!r}")

@@ -156,7 +156,7 @@ class CoordinateManager:
         return as_key(key)
 
     def union_map(self, in_keys: Sequence[CoordinateMapKey], out_key: CoordinateMapKey) -> list[Tensor]:
-        """Set `out_key` to the union of maps -> for each of them int64 [2, N]: its rows, and their rows in the union."""
+        """Set `out_key` to the union of maps -> for each of them int64 [2, N]: its rows, and what they are in the union."""
         if len(in_keys) < 2:
             raise ValueError(f"CoordinateManager: union_map takes two maps or more, got {len(in_keys)}")
         if out_key.is_key_set():
@@ -247,9 +247,9 @@ class CoordinateManager:
         dilation: Sequence[int], region_type: int, is_transpose: bool = False, is_pool: bool = False,
     ) -> Rulebook:  # fmt: skip
         """Which row of the input map meets which row of the output map under which offset; made once."""
-        kernel = tuple(kernel_size), tuple(stride), tuple(dilation), int(region_type)
-        name = in_key.map_key, out_key.map_key, *kernel, is_transpose, is_pool
-        swapped = out_key.map_key, in_key.map_key, *kernel, False, is_pool
+        kernel = kernel_size, stride, dilation, region_type
+        name = _name(in_key, out_key, *kernel, is_transpose, is_pool)
+        swapped = _name(out_key, in_key, *kernel, False, is_pool)
         if name in self.kernel_maps:
             return self.kernel_maps[name]
         if is_transpose and swapped in self.kernel_maps:
@@ -281,8 +281,7 @@ class CoordinateManager:
         book = self.rulebook(in_key, out_key, *kernel, is_transpose)
         prepared = book.prepared(backward=torch.is_grad_enabled())
         if prepared is not book:
-            sizes = tuple(tuple(size) for size in kernel[:3])
-            self.kernel_maps[in_key.map_key, out_key.map_key, *sizes, int(kernel[3]), is_transpose, False] = prepared
+            self.kernel_maps[_name(in_key, out_key, *kernel, is_transpose, False)] = prepared
         return prepared
 
     def kernel_map(
@@ -295,13 +294,13 @@ class CoordinateManager:
         An offset without any is left out. Where a pool takes whole cells there is one entry, 0.
         """
         in_key, out_key = self._get_coordinate_map_key(in_key), self._get_coordinate_map_key(out_key)
-        sizes = [convert_to_int_list(value, self.D) for value in (kernel_size, stride, dilation)]
-        if all(size == 1 for size in sizes[0]):
+        size, step, gap = (convert_to_int_list(value, self.D) for value in (kernel_size, stride, dilation))
+        if all(s == 1 for s in size):
             region_type = RegionType.HYPER_CUBE
-        gather = self.rulebook(in_key, out_key, *sizes, region_type, is_transpose, is_pool).gather
+        gather = self.rulebook(in_key, out_key, size, step, gap, region_type, is_transpose, is_pool).gather
         found = (gather >= 0).nonzero()
         pairs = torch.stack([gather[found[:, 0], found[:, 1]], found[:, 1].int()])
-        if is_pool and sizes[0] == sizes[1]:
+        if is_pool and size == step:
             return {0: pairs} if pairs.shape[1] else {}
         counts = (gather >= 0).sum(1).tolist()
         return {k: part for k, part in enumerate(torch.split(pairs, counts, 1)) if part.shape[1]}
@@ -413,6 +412,15 @@ class CoordinateManager:
 class CoordsManager:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise DeprecationWarning("`CoordsManager` is of MinkowskiEngine 0.4: `CoordinateManager` is its name")
+
+
+def _name(
+    in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel_size: Sequence[int], stride: Sequence[int],
+    dilation: Sequence[int], region_type: int, is_transpose: bool, is_pool: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What a rulebook is kept by."""
+    sizes = tuple(kernel_size), tuple(stride), tuple(dilation)
+    return in_key.map_key, out_key.map_key, sizes, int(region_type), is_transpose, is_pool
 
 
 def as_key(key: MapKey) -> CoordinateMapKey:
