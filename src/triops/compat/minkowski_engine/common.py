@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-StrideType = Union[int, Sequence, np.ndarray, torch.IntTensor]  # noqa: UP007 - as programs import it
+StrideType = Union[int, Sequence[int], np.ndarray, torch.IntTensor]  # noqa: UP007 - as programs import it
 
 
 class MinkowskiModuleBase(nn.Module):
@@ -21,7 +21,7 @@ def convert_to_int_list(arg: Any, dimension: int) -> list[int]:
     if isinstance(arg, (Sequence, np.ndarray, Tensor)) and not isinstance(arg, str):
         found = [int(i) for i in arg]
     elif isinstance(arg, (int, float, np.number)):
-        found = [int(arg)] * dimension  # type: ignore[call-overload]
+        found = [int(arg)] * dimension
     else:
         raise ValueError(f"MinkowskiEngine: expected an integer or one per axis, got {arg!r}")
     if len(found) != dimension:

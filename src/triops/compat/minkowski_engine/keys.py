@@ -9,28 +9,35 @@ from typing import Any
 MapKey = tuple[tuple[int, ...], str]  # tensor stride and string id: what a manager keeps a map by
 
 
-class GPUMemoryAllocatorType(IntEnum):
+class _Enum(IntEnum):
+    """Printed as the compiled module prints them, by every Python."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class GPUMemoryAllocatorType(_Enum):
     PYTORCH = 0
     CUDA = 1
 
 
-class CUDAKernelMapMode(IntEnum):
+class CUDAKernelMapMode(_Enum):
     MEMORY_EFFICIENT = 0
     SPEED_OPTIMIZED = 1
 
 
-class MinkowskiAlgorithm(IntEnum):
+class MinkowskiAlgorithm(_Enum):
     DEFAULT = 0
     MEMORY_EFFICIENT = 1
     SPEED_OPTIMIZED = 2
 
 
-class CoordinateMapType(IntEnum):
+class CoordinateMapType(_Enum):
     CPU = 0
     CUDA = 1
 
 
-class RegionType(IntEnum):
+class RegionType(_Enum):
     """Shapes of kernels. Members are integers: programs count them from 0."""
 
     HYPER_CUBE = 0
@@ -38,7 +45,7 @@ class RegionType(IntEnum):
     CUSTOM = 2
 
 
-class PoolingMode(IntEnum):
+class PoolingMode(_Enum):
     LOCAL_SUM_POOLING = 0
     LOCAL_AVG_POOLING = 1
     LOCAL_MAX_POOLING = 2
@@ -53,12 +60,12 @@ class PoolingMode(IntEnum):
     GLOBAL_MAX_POOLING_PYTORCH_INDEX = 11
 
 
-class BroadcastMode(IntEnum):
+class BroadcastMode(_Enum):
     ELEMENTWISE_ADDITON = 0  # spelled so
     ELEMENTWISE_MULTIPLICATION = 1
 
 
-class ConvolutionMode(IntEnum):
+class ConvolutionMode(_Enum):
     """Ways to multiply matrices on a GPU; taken, without effect."""
 
     DEFAULT = 0

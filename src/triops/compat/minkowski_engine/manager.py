@@ -156,7 +156,7 @@ class CoordinateManager:
         return as_key(key)
 
     def union_map(self, in_keys: Sequence[CoordinateMapKey], out_key: CoordinateMapKey) -> list[Tensor]:
-        """Set `out_key` to the union of maps -> for each of them int64 [2, N]: its rows, and what they are in the union."""
+        """Set `out_key` to the union of maps -> for each int64 [2, N]: its rows, and what they are in the union."""
         if len(in_keys) < 2:
             raise ValueError(f"CoordinateManager: union_map takes two maps or more, got {len(in_keys)}")
         if out_key.is_key_set():

@@ -52,8 +52,8 @@ class SparseTensor(Tensor):
 
     >>> import torch
     >>> import triops.compat.minkowski_engine as ME
-    >>> coordinates, features = ME.utils.sparse_collate([torch.tensor([[0, 0], [0, 1]])], [torch.tensor([[1.0], [2.0]])])
-    >>> x = ME.SparseTensor(features, coordinates)
+    >>> coordinates = torch.tensor([[0, 0, 0], [0, 0, 1]], dtype=torch.int32)
+    >>> x = ME.SparseTensor(torch.tensor([[1.0], [2.0]]), coordinates)
     >>> x.dense()[0].tolist()
     [[[[1.0, 2.0]]]]
     """
@@ -84,8 +84,9 @@ class SparseTensor(Tensor):
             if self.unique_index.shape[0] < features.shape[0]:
                 features = quantized(features, *found, self.unique_index.shape[0], quantization_mode)
             coordinates = coordinate_manager.get_coordinates(coordinate_map_key)
-        assert coordinate_manager is not None and coordinate_map_key is not None
-        if coordinate_map_key.is_key_set() and features.shape[0] != coordinate_manager.size(coordinate_map_key):
+        assert coordinate_manager is not None
+        assert coordinate_map_key is not None
+        if features.shape[0] != coordinate_manager.size(coordinate_map_key):
             raise ValueError(
                 f"SparseTensor: features must have one row for each of {coordinate_manager.size(coordinate_map_key)} "
                 f"sites of {coordinate_map_key}, got {features.shape[0]}"
@@ -158,11 +159,8 @@ class SparseTensor(Tensor):
         batch = coordinates[:, 0].long()
         if size is None:
             size = [int(batch.max()) + 1, self._F.shape[1], *(places.amax(0) + 1).tolist()]
-        if (
-            bool((places < 0).any())
-            or bool((places >= places.new_tensor(size[2:])).any())
-            or int(batch.max()) >= size[0]
-        ):
+        outside = (places < 0) | (places >= places.new_tensor(size[2:]))
+        if bool(outside.any()) or int(batch.max()) >= size[0]:
             raise ValueError(f"SparseTensor.dense: there are sites outside of a grid of {size}")
         grid = self._F.new_zeros([size[0], *size[2:], size[1]])
         grid = grid.index_put((batch, *places.unbind(1)), self._F)

@@ -239,22 +239,22 @@ class Tensor:
         if self._key() != other._key():
             raise ValueError(f"{COORDINATE_KEY_DIFFERENT_ERROR} {self._key()} is not {other._key()}")
 
-    def __iadd__(self, other: Tensor) -> Tensor:
+    def __iadd__(self, other: Any) -> Any:
         self._is_same_key(other)
         self._F += other.F
         return self
 
-    def __isub__(self, other: Tensor) -> Tensor:
+    def __isub__(self, other: Any) -> Any:
         self._is_same_key(other)
         self._F -= other.F
         return self
 
-    def __imul__(self, other: Tensor) -> Tensor:
+    def __imul__(self, other: Any) -> Any:
         self._is_same_key(other)
         self._F *= other.F
         return self
 
-    def __itruediv__(self, other: Tensor) -> Tensor:
+    def __itruediv__(self, other: Any) -> Any:
         self._is_same_key(other)
         self._F /= other.F
         return self

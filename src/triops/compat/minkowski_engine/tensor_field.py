@@ -53,7 +53,8 @@ class TensorField(Tensor):
             coordinate_manager = coordinate_manager or manager_for(coordinates, minkowski_algorithm)
             stride = convert_to_int_list(tensor_stride, coordinates.shape[1] - 1)
             coordinate_field_map_key = coordinate_manager.insert_field(coordinates, stride)
-        assert coordinate_manager is not None and coordinate_field_map_key is not None
+        assert coordinate_manager is not None
+        assert coordinate_field_map_key is not None
         if requires_grad is not None:
             features.requires_grad_(requires_grad)
         self._F, self._C, self._D = features, coordinates, coordinate_manager.D
@@ -126,7 +127,7 @@ class TensorField(Tensor):
             if manager.exists_field_to_sparse(field, key):
                 self._inverse_mapping[key] = manager.get_field_to_sparse_map(field, key)[1]
             else:
-                rows, points = manager.field_to_sparse_map(field, key)
+                rows, _ = manager.field_to_sparse_map(field, key)
                 if rows.shape[0] < self._F.shape[0]:
                     raise ValueError(f"TensorField: there are points that lie in no site of {key}")
                 self._inverse_mapping[key] = rows

@@ -54,7 +54,8 @@ def sparse_collate(
 
 def batch_sparse_collate(data: Sequence[Any], dtype: torch.dtype = torch.int32, device: Any = None) -> tuple[Any, ...]:
     """`sparse_collate` of a list of (coordinates, features) or (coordinates, features, labels), for a DataLoader."""
-    return sparse_collate(*list(zip(*data, strict=True)), dtype=dtype, device=device)
+    coords, feats, *labels = zip(*data, strict=True)
+    return sparse_collate(coords, feats, *labels, dtype=dtype, device=device)
 
 
 class SparseCollation:
@@ -66,7 +67,8 @@ class SparseCollation:
         self.device = device
 
     def __call__(self, list_data: Sequence[Any]) -> tuple[Any, ...]:
-        taken, points = [], 0
+        taken: list[Any] = []
+        points = 0
         for item in list_data:
             points += len(item[0])
             if 0 < self.limit_numpoints < points:

@@ -19,7 +19,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0, mode: str = "fan_in", nonlinea
         fans = {"fan_in": tensor.shape[1], "fan_out": tensor.shape[0]}
     else:
         fans = {"fan_in": tensor.shape[0] * tensor.shape[1], "fan_out": tensor.shape[0] * tensor.shape[2]}
-    gain = torch.nn.init.calculate_gain(nonlinearity, a)
+    gain = torch.nn.init.calculate_gain(nonlinearity, a)  # type: ignore[arg-type]
     with torch.no_grad():
         return tensor.normal_(0, gain / math.sqrt(fans[mode.lower()]))
 

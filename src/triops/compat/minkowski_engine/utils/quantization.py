@@ -31,7 +31,8 @@ def ravel_hash_vec(arr: np.ndarray) -> np.ndarray:
     keys = np.zeros(arr.shape[0], dtype=np.uint64)
     for axis in range(arr.shape[1] - 1):
         keys = (keys + low[:, axis]) * size[axis + 1]
-    return keys + low[:, -1]
+    keys += low[:, -1]
+    return keys
 
 
 def quantize(coords: Array) -> tuple[Array, Array]:
