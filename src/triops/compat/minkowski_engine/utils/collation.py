@@ -54,8 +54,8 @@ def sparse_collate(
 
 def batch_sparse_collate(data: Sequence[Any], dtype: torch.dtype = torch.int32, device: Any = None) -> tuple[Any, ...]:
     """`sparse_collate` of a list of (coordinates, features) or (coordinates, features, labels), for a DataLoader."""
-    coords, feats, *labels = zip(*data, strict=True)
-    return sparse_collate(coords, feats, *labels, dtype=dtype, device=device)
+    parts = list(zip(*data, strict=True))
+    return sparse_collate(parts[0], parts[1], parts[2] if len(parts) > 2 else None, dtype, device)
 
 
 class SparseCollation:
