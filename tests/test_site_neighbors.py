@@ -2,25 +2,162 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import GPU, assert_same, run
 from torch import Tensor
 
 from triops import Rulebook, site_neighbors, sparse_avg_pool, sparse_conv, sparse_max_pool
+from triops.ops.rulebook import sparse_neighbors, submanifold_neighbors
+from triops.ops.site_neighbors.samples import cube, random_sites
+
+BACKENDS = ["reference", "cpu", "gpu"]
 
 
-def random_sites(count: int, span: int, axes: int = 3, batches: int = 2, seed: int = 0) -> Tensor:
-    """Sites of positions from -span to span, some equal, some of a negative batch."""
-    g = torch.Generator().manual_seed(seed)
-    batch = torch.randint(-1, batches, (count, 1), generator=g)
-    return torch.cat((batch, torch.randint(-span, span + 1, (count, axes), generator=g)), 1)
+def found(
+    backend: str, sites: list[list[int]], centers: list[list[int]], offsets: list[list[int]], dtype: Any = torch.int64
+) -> Any:
+    args = (torch.tensor(rows, dtype=dtype) for rows in (sites, centers, offsets))
+    return run(backend, "site_neighbors", tuple(args)).tolist()
 
 
-def cube(axes: int, reach: int = 1) -> Tensor:
-    return torch.tensor(list(itertools.product(range(-reach, reach + 1), repeat=axes)))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_for_each_offset_and_a_column_for_each_center(backend: str) -> None:
+    sites = [[0, -4, 5], [0, -3, 5], [1, -4, 5]]
+    assert found(backend, sites, [[0, -4, 4], [1, -4, 4], [2, -4, 4]], [[0, 1], [1, 1]]) == [[0, 2, -1], [1, -1, -1]]
+    assert found(backend, sites, sites, [[0, 0], [-1, 0], [0, 0]]) == [[0, 1, 2], [-1, 0, -1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_equal_sites_the_lowest_row_is_found_from_each_of_equal_centers(backend: str) -> None:
+    assert found(backend, [[-1, 7], [0, 7], [0, 7]], [[0, 5], [0, 5]], [[2]]) == [[1, 1]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_a_negative_batch_are_no_sites_and_find_none(backend: str) -> None:
+    assert found(backend, [[-1, 0], [-1, 1]], [[-1, 0], [0, 0]], [[0], [1]]) == [[-1, -1], [-1, -1]]
+    assert found(backend, [[-1, 0], [0, 1]], [[-1, 0], [0, 0]], [[0], [1]]) == [[-1, -1], [-1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_positions_do_not_wrap_around(backend: str, dtype: torch.dtype) -> None:
+    end = torch.iinfo(dtype)
+    sites = [[0, end.min, 0], [0, end.max, 0], [0, 0, end.min], [0, -1, end.max], [end.max, end.max, 1]]
+    steps = [[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0], [end.min, 0], [end.max, 0]]
+    table = found(backend, sites, sites, steps, dtype)
+    assert table[:4] == [[-1] * 5] * 4
+    assert table[4] == [0, 1, 2, 3, 4]
+    assert table[5:] == [[-1] * 5, [-1] * 5]
+    assert found(backend, sites, [[0, -1, 0], [0, 0, 0]], [[end.min, 0], [end.max, 0]], dtype) == [[-1, 0], [-1, 1]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_line_of_sites_does_not_lead_into_the_next(backend: str) -> None:
+    """Behind the end of a line in a box around the sites lies nothing, and not the begin of the next line."""
+    sites = [[b, y, x] for b in range(2) for y in range(3) for x in range(3)]
+    table = found(backend, sites, sites, [[0, 1], [0, 3], [1, 0], [3, 0], [0, -9], [-1, 2]])
+    expected = [
+        [sites.index([b, y + dy, x + dx]) if [b, y + dy, x + dx] in sites else -1 for b, y, x in sites]
+        for dy, dx in ([0, 1], [0, 3], [1, 0], [3, 0], [0, -9], [-1, 2])
+    ]
+    assert table == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernel", [[3, 3, 3], [1, 3, 5]])
+def test_it_is_the_table_of_a_submanifold_convolution(backend: str, kernel: list[int]) -> None:
+    sites = random_sites(300, 0, 6, outside=True)
+    expected = submanifold_neighbors(sites, 2, [7, 7, 7], kernel, [1, 2, 1])
+    offsets = torch.cartesian_prod(*(torch.arange(k) - k // 2 for k in kernel)) * torch.tensor([1, 2, 1])
+    distinct = torch.arange(300) == expected[len(expected) // 2]  # it has rows for the lowest of equal sites alone
+    table = run(backend, "site_neighbors", (sites, sites, offsets)).cpu()
+    assert torch.equal(table[:, distinct], expected[:, distinct])
+    assert torch.equal(Rulebook.between(sites, sites, offsets).gather, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("size", "padding"), [(2, 0), (3, 1)])
+def test_it_is_the_tables_of_a_convolution_with_a_stride(backend: str, size: int, padding: int) -> None:
+    sites = random_sites(200, 0, 9, outside=True).int()
+    coarse, inputs, outputs = sparse_neighbors(sites, 2, [10, 10, 10], size, stride=2, padding=padding)
+    offsets = torch.cartesian_prod(*(torch.arange(size),) * 3).int()
+    first = torch.cat((coarse[:, :1], coarse[:, 1:] * 2 - padding), 1)
+    assert torch.equal(run(backend, "site_neighbors", (sites, first, offsets)).cpu(), inputs)
+    assert torch.equal(Rulebook.between(sites, first, offsets, distinct=True).scatter, outputs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_moved_sites_and_centers_have_the_same_table(data: Any) -> None:
+    """Out of the corner of int64, where flat indices do not fit, and back."""
+    axes, span = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3))
+    sites = random_sites(data.draw(st.integers(0, 60)), -span, span, axes, outside=True)
+    centers = random_sites(data.draw(st.integers(0, 60)), -span - 1, span + 1, axes, outside=True, seed=1)
+    offsets = torch.randint(-2, 3, (data.draw(st.integers(0, 9)), axes), generator=torch.Generator().manual_seed(0))
+    table = run("reference", "site_neighbors", (sites, centers, offsets))
+    moves = data.draw(st.lists(st.integers(-(2**63) + 9, 2**63 - 9), min_size=axes, max_size=axes))
+    moved = (rows + torch.tensor([0, *moves]) for rows in (sites, centers))
+    for args in ((sites, centers, offsets), (*moved, offsets)):
+        assert_same(run("cpu", "site_neighbors", args), table)
+    far = torch.tensor([[0, *moves]])
+    with_far = torch.cat((sites, far)), centers, offsets
+    assert_same(run("cpu", "site_neighbors", with_far), run("reference", "site_neighbors", with_far))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("hashed", [False, True])
+def test_every_number_of_threads_gives_the_same_table(
+    threads: int, hashed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more centers than one block, in order and not, and more sites than a sweep steps over one by one."""
+    from triops.ops.site_neighbors import cpu
+
+    if hashed:
+        monkeypatch.setattr(cpu, "_grid", lambda *_: None)
+    sites = random_sites(30_000, -25, 25)
+    ascending = sites.unique(dim=0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for args in (
+            (sites, ascending, cube(3)),
+            (ascending, ascending, cube(3)[:5]),
+            (ascending, sites[:40], cube(3)),
+        ):
+            assert_same(run("cpu", "site_neighbors", args), run("reference", "site_neighbors", args))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(GPU != "cpu", reason="replaces a function of the kernels, which a GPU has compiled")
+def test_sites_of_one_hash_are_told_apart_by_their_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triops.ops.site_neighbors import gpu
+
+    monkeypatch.setattr(gpu, "_mixed", lambda hashed, value: hashed)
+    sites = random_sites(40, -2, 2, 2, outside=True)
+    args = sites, random_sites(30, -3, 3, 2, seed=1), cube(2)
+    assert_same(run("gpu", "site_neighbors", args), run("reference", "site_neighbors", args))
+
+
+def test_as_many_offsets_as_a_kernel_may_have() -> None:
+    sites, offsets = random_sites(500, -9, 9), cube(3, tuple(range(-8, 8)))
+    assert len(offsets) == 4096
+    args = sites, sites[:3], offsets
+    assert_same(run("cpu", "site_neighbors", args), run("reference", "site_neighbors", args))
+
+
+def test_the_table_is_traced_with_any_number_of_sites() -> None:
+    compiled = torch.compile(
+        lambda *args: Rulebook.between(*args).gather, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for count in (20, 31):
+        args = random_sites(count, -2, 2), random_sites(count + 3, -2, 2, seed=1), cube(3)
+        assert torch.equal(compiled(*args), Rulebook.between(*args).gather)
 
 
 def pairs_by_search(indices: Tensor, centers: Tensor, offsets: Tensor) -> list[tuple[int, int, int]]:
@@ -49,7 +186,11 @@ def convolved(features: Tensor, weight: Tensor, pairs: list[tuple[int, int, int]
 
 
 def book_case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    return random_sites(60, 2, seed=seed), random_sites(40, 3, seed=seed + 1), cube(3)
+    return (
+        random_sites(60, -2, 2, outside=True, seed=seed),
+        random_sites(40, -3, 3, outside=True, seed=seed + 1),
+        cube(3),
+    )
 
 
 def test_a_rulebook_between_given_sites_convolves_as_plain_torch_does() -> None:

@@ -123,7 +123,7 @@ else:  # Triton 3.4 does not say, and the code for any target serves
 
 
 @triton.jit
-def _claim(at, entry, pending):
+def claim(at, entry, pending):
     """Compare-and-swap with 0 where pending. -> what stood there, 0 for the others"""
     if INTERPRETED or not _is_cuda():
         # It takes no mask: a finished lane compares with a value that is never stored.
@@ -185,7 +185,7 @@ def _insert_kernel(
     pending = claimed
     shared = claimed & (key < 0)  # the word was there already
     while tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0:
-        old = _claim(zeros + slot, entry, pending)
+        old = claim(zeros + slot, entry, pending)
         same = (old if LONG else old >> 32) == key64
         shared = shared | (pending & same)
         pending = pending & (old != 0) & (same == 0)

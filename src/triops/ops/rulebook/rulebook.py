@@ -198,8 +198,8 @@ class Rulebook:
                 `offsets[k]`.
             kernel_size: the axes of a weight that belong to the offsets, K places in all: a list of integers, or one
                 for every axis of the sites. None takes one axis, for weights [Cout, K, Cin].
-            distinct: that no two centers are equal, which spares looking for them, a second search (on a GPU a second
-                wait). Where two are, gradients are wrong.
+            distinct: that no two centers are equal, which spares looking for them, a second search. Where two are,
+                gradients are wrong.
 
         >>> import torch
         >>> from triops import Rulebook
@@ -208,12 +208,13 @@ class Rulebook:
         [[-1, 0], [-1, -1], [1, -1]]
         """
         gather = site_neighbors(indices, centers, offsets)
-        count = offsets.shape[0]
-        kernel = [count] if kernel_size is None else as_list("Rulebook", "kernel_size", kernel_size, offsets.shape[1])
-        if math.prod(kernel) != count or min(kernel, default=1) < 0:
-            raise ValueError(
-                f"Rulebook: kernel_size must have as many places as there are offsets, {count}, got {kernel}"
-            )
+        kernel = [count := offsets.shape[0]]
+        if kernel_size is not None:
+            kernel = as_list("Rulebook", "kernel_size", kernel_size, offsets.shape[1])
+            if math.prod(kernel) != count or any(k < 1 for k in kernel):
+                raise ValueError(
+                    f"Rulebook: kernel_size must have as many places as there are offsets, {count}, got {kernel}"
+                )
         if not _check.Checker("Rulebook").flag("distinct", distinct):
             lowest = site_neighbors(centers, centers, offsets.new_zeros((1, offsets.shape[1])))[0]
             rows = torch.arange(centers.shape[0], dtype=lowest.dtype, device=lowest.device)

@@ -12,15 +12,21 @@ from triops.ops.site_neighbors import reference
 def site_neighbors(indices: Tensor, centers: Tensor, offsets: Tensor) -> Tensor:
     """The rows of sites that lie at given offsets from centers: the neighbor table between any two sets of sites.
 
+    No grid is needed: positions may be negative, and lie as far apart as their dtype goes. `Rulebook.between` makes a
+    rulebook of such a table.
+
     Args:
-        indices: int32 or int64 [N, 1 + D], D from 1 to 4: batch and position of each site. Positions may be negative;
-            a row with a negative batch is no site.
+        indices: int32 or int64 [N, 1 + D], D from 1 to 4: batch and position of each site. A row with a negative batch
+            is no site.
         centers: [A, 1 + D] of the same dtype: where to look from. A row with a negative batch finds nothing.
         offsets: [K, D] of the same dtype, at most 4096 of them.
 
     Returns:
         int32 [K, A]: the lowest row of `indices` whose batch is that of center a and whose position is center a's plus
-        offset k, or -1. `Rulebook(...)` takes it as `gather`.
+        offset k, or -1. Sums do not wrap around: beyond the range of int64 there is nothing.
+
+    Raises:
+        ValueError, TypeError: on a wrong shape, dtype or device. Every value is allowed.
 
     >>> import torch, triops
     >>> sites = torch.tensor([[0, -4], [0, 2], [1, 2]])
