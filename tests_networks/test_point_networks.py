@@ -1,10 +1,10 @@
 """Networks of mmdetection3d on point sets, from the configs that it ships, on triops: they predict, they train, and
 every backend agrees.
 
-Clouds are small. FCAF3D and MinkUNet run on MinkowskiEngine, which triops supplies too; FCAF3D has 18 layers and keeps
-300 sites of a cloud and level, where the config has 34 and 100,000. PointNet++ predicts in patches of 3 m with 1,500 points, where the config has 1.5 m and 8,192;
+Clouds are small. PointNet++ predicts in patches of 3 m with 1,500 points, where the config has 1.5 m and 8,192;
 PV-RCNN suppresses 1,000 boxes to 300 proposals, in prediction 300 to 50, where it has 9,000 to 512 and 1,024 to 100.
-All else, the numbers of sampled points too, is as shipped.
+FCAF3D has 18 layers and keeps 300 sites of a cloud and level, where it has 34 and 100,000; it and MinkUNet run on the
+MinkowskiEngine that triops supplies. All else, the numbers of sampled points too, is as shipped.
 """
 
 from __future__ import annotations
