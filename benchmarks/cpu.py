@@ -37,8 +37,8 @@ from triops._op import OPERATORS
 FOLDERS = [
     "ball_query", "batch_norm_act", "bev_pool", "chamfer_distance", "convex_iou", "deform_roi_pool",
     "diff_iou_rotated", "furthest_point_sample", "gather_points", "ingroup_inds", "knn", "min_area_polygons",
-    "ms_deform_attn", "points_in_polygons", "prroi_pool", "roi_align_rotated", "roipoint_pool3d", "sparse_dense",
-    "three_interpolate", "vector_pool", "voxel_query",
+    "ms_deform_attn", "points_in_polygons", "prroi_pool", "roi_align_rotated", "roipoint_pool3d", "site_neighbors",
+    "sparse_dense", "three_interpolate", "vector_pool", "voxel_query",
 ]  # fmt: skip
 # How many times longer theirs has to take.
 BARS = {

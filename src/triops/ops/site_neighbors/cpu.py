@@ -7,7 +7,7 @@ Sites too far apart for flat indices of 64 bits go into a hash, where coordinate
 
 import numpy as np
 
-from triops._cpu.jit import jit
+from triops._cpu.jit import inline, jit
 from triops._cpu.memory import as_numpy, minus_ones
 from triops._cpu.sort import drop_repeated, radix_sort
 from triops._cpu.threads import run
@@ -170,7 +170,7 @@ def _advance(keys, q, target):
 
 
 def _look_up(sites, around, steps, table):
-    slots = np.full(2 << len(sites).bit_length(), -1, np.int32)
+    slots = np.zeros(2 << len(sites).bit_length(), np.int64)  # the row + 1, above it 32 bits of the hash
     _insert(sites, slots)
     grain = max(1, HASHED_GRAIN // len(around))
     run(_find, len(steps), grain, sites, slots, around, steps, table)
@@ -179,35 +179,44 @@ def _look_up(sites, around, steps, table):
 @jit
 def _mixed(hashed, value):
     hashed = (hashed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
-    return hashed ^ (hashed >> np.uint64(29))
+    return hashed ^ (hashed >> np.uint64(32))
+
+
+@inline
+def _slot_of(hashed, wanted, sites, slots):
+    """-> the slot of a site, given by its coordinates and their hash, or the free one where it would go"""
+    mask, mark = np.uint64(slots.shape[0] - 1), np.int64(hashed >> np.uint64(33))
+    at = hashed & mask
+    while slots[at] != 0:
+        if slots[at] >> 32 == mark:
+            row, same = (slots[at] & 0xFFFFFFFF) - 1, True
+            for c in range(sites.shape[1]):
+                same &= sites[row, c] == wanted[c]
+            if same:
+                break
+        at = (at + np.uint64(1)) & mask
+    return at
 
 
 @jit
 def _insert(sites, slots):
-    """The row of every site into the first free slot from its own on; the lowest of equal sites comes first."""
-    mask = np.uint64(slots.shape[0] - 1)
+    """The row of every site; of equal ones the first."""
+    wanted = np.empty(sites.shape[1], np.int64)
     for i in range(sites.shape[0]):
-        if sites[i, 0] < 0:
-            continue
-        hashed = np.uint64(0)
-        for c in range(sites.shape[1]):
-            hashed = _mixed(hashed, np.int64(sites[i, c]))
-        at = hashed & mask
-        while slots[at] >= 0:
-            other, same = slots[at], True
+        if sites[i, 0] >= 0:
+            hashed = np.uint64(0)
             for c in range(sites.shape[1]):
-                same &= sites[other, c] == sites[i, c]
-            if same:
-                break
-            at = (at + np.uint64(1)) & mask
-        if slots[at] < 0:
-            slots[at] = i
+                wanted[c] = sites[i, c]
+                hashed = _mixed(hashed, wanted[c])
+            at = _slot_of(hashed, wanted, sites, slots)
+            if slots[at] == 0:
+                slots[at] = (np.int64(hashed >> np.uint64(33)) << 32) | (i + 1)
 
 
 @jit
 def _find(begin, end, sites, slots, around, steps, table):
     """Rows of offsets [begin, end)."""
-    mask, columns = np.uint64(slots.shape[0] - 1), sites.shape[1]
+    columns = sites.shape[1]
     wanted = np.empty(columns, np.int64)
     for k in range(begin, end):
         for a in range(around.shape[0]):
@@ -219,14 +228,5 @@ def _find(begin, end, sites, slots, around, steps, table):
                 wanted[c] = np.int64(np.uint64(center) + np.uint64(step))  # signed sums must not overflow in LLVM
                 exists &= (wanted[c] < center) == (step < 0)  # nothing lies beyond int64
                 hashed = _mixed(hashed, wanted[c])
-            if not exists:
-                continue
-            at = hashed & mask
-            while slots[at] >= 0:
-                row, same = slots[at], True
-                for c in range(columns):
-                    same &= sites[row, c] == wanted[c]
-                if same:
-                    table[k, a] = row
-                    break
-                at = (at + np.uint64(1)) & mask
+            if exists:
+                table[k, a] = (slots[_slot_of(hashed, wanted, sites, slots)] & 0xFFFFFFFF) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -180,4 +181,26 @@ def work(operator: str, args: tuple[Any, ...]) -> Work:
 
 
 def baselines(operator: str) -> dict[str, Callable[..., Tensor]]:
-    return {"torch": reference.site_neighbors}
+    return {"torch": _by_flat_indices}
+
+
+def _by_flat_indices(indices: Tensor, centers: Tensor, offsets: Tensor) -> Tensor:
+    """The plain formulation in torch: flat indices in the box around the sites, looked up among sorted ones."""
+    rows = (indices[:, 0] >= 0).nonzero()[:, 0]
+    table = torch.full((len(offsets), len(centers)), -1, dtype=torch.int32, device=indices.device)
+    if len(rows) == 0 or table.numel() == 0:
+        return table
+    sites = indices[rows].long()
+    low, high = sites.amin(0), sites.amax(0)
+    extent = [b - a + 1 for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    if math.prod(extent) >= 2**62:
+        return reference.site_neighbors(indices, centers, offsets)
+    strides = [math.prod(extent[axis + 1 :]) for axis in range(len(extent))]
+    strides_of = torch.tensor(strides, device=indices.device)
+    keys, order = ((sites - low) * strides_of).sum(1).sort(stable=True)
+    step = torch.cat([offsets.new_zeros((len(offsets), 1)), offsets], 1).long()
+    wanted = centers.long() + step[:, None]
+    inside = ((wanted >= low) & (wanted <= high)).all(2) & (centers[:, 0] >= 0)
+    key = ((wanted - low) * strides_of).sum(2)
+    place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+    return torch.where(inside & (keys[place] == key), rows[order[place]], -1).int()
