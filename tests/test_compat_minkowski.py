@@ -213,8 +213,8 @@ def test_a_channelwise_convolution_is_one_with_a_diagonal_kernel():
 
 
 def test_gradients_are_those_of_differences():
-    x = cloud(axes=2, count=12, span=3)
-    conv = ME.MinkowskiConvolution(4, 2, kernel_size=3, stride=2, dimension=2).double()
+    x = cloud(axes=2, count=8, span=2, channels=2)
+    conv = ME.MinkowskiConvolution(2, 2, kernel_size=3, stride=2, dimension=2).double()
     y = conv(x)
     arguments = conv.kernel_generator, conv.convolution_mode
     keys = x.coordinate_map_key, y.coordinate_map_key, x.coordinate_manager
@@ -526,6 +526,36 @@ def test_bad_calls_say_what_is_wrong():
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             call()
+
+
+def test_nothing_to_pool_is_zero():
+    x = ME.SparseTensor(torch.tensor([[1.0], [2], [3]]), ints([[0, 0], [1, 1], [1, 3]]))
+    ME.MinkowskiGlobalAvgPooling()(x)
+    gone = ME.MinkowskiPruning()(x, torch.tensor([False, True, True]))
+    for pool, value in ((ME.MinkowskiGlobalAvgPooling, 2.5), (ME.MinkowskiGlobalMaxPooling, 3)):
+        assert pool()(gone).F.tolist() == [[0], [value]]
+    for pool in (ME.MinkowskiMaxPooling, ME.MinkowskiAvgPooling, ME.MinkowskiSumPooling):
+        y = pool(kernel_size=1, stride=2, dimension=1)(x - 9)
+        assert (y.C.tolist(), y.F.tolist()) == ([[0, 0], [1, 0], [1, 2]], [[-8], [0], [0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_and_autocast(dtype):
+    x = cloud()
+    x.float()
+    net = torch.nn.Sequential(
+        ME.MinkowskiConvolution(4, 8, kernel_size=3, stride=2, bias=True, dimension=3),
+        ME.MinkowskiInstanceNorm(8),
+        ME.MinkowskiReLU(),
+        ME.MinkowskiConvolutionTranspose(8, 4, kernel_size=2, stride=2, dimension=3),
+    )
+    expected = net(x).F
+    with torch.autocast("cpu", dtype=dtype):
+        found = net(x).F
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+    halves = net.to(dtype)(x._like(x.F.detach().to(dtype))).F
+    torch.testing.assert_close(halves.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_tensors_without_sites():

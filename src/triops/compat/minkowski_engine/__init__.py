@@ -41,6 +41,7 @@ from triops.compat.minkowski_engine.interpolation import (
 )
 from triops.compat.minkowski_engine.kernels import (
     KernelGenerator,
+    KernelRegion,
     convert_region_type,
     get_kernel_volume,
 )
@@ -170,6 +171,7 @@ __all__ = [
     "CoordsManager",
     "GPUMemoryAllocatorType",
     "KernelGenerator",
+    "KernelRegion",
     "MinkowskiAdaptiveLogSoftmaxWithLoss",
     "MinkowskiAlgorithm",
     "MinkowskiAlphaDropout",

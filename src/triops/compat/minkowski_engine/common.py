@@ -34,5 +34,10 @@ def convert_to_int_tensor(arg: Any, dimension: int) -> Tensor:
     return torch.tensor(convert_to_int_list(arg, dimension), dtype=torch.int32)
 
 
+def get_minkowski_function(name: str, variable: Tensor) -> Any:
+    """A function of the compiled module, which is not there; programs import this beside other names."""
+    raise NotImplementedError(f"MinkowskiEngineBackend._C.{name}{get_postfix(variable)}: triops does not have it")
+
+
 def get_postfix(tensor: Tensor) -> str:
     return "GPU" if tensor.is_cuda else "CPU"

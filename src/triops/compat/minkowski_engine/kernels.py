@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,15 @@ def convert_region_type(
     return region_type, torch.empty(0, dtype=torch.int32), volume
 
 
+class KernelRegion(NamedTuple):
+    kernel_size: Any
+    kernel_stride: Any
+    kernel_dilation: Any
+    region_type: RegionType
+    offset: Any
+    D: int
+
+
 class KernelGenerator:
     """Size, stride, dilation and shape of a kernel, which a layer is given in place of these.
 
@@ -115,5 +124,6 @@ class KernelGenerator:
 
 
 __all__ = [
-    "CoordinateMapKey", "KernelGenerator", "RegionType", "convert_region_type", "get_kernel_volume", "kernel_offsets",
+    "CoordinateMapKey", "KernelGenerator", "KernelRegion", "RegionType", "convert_region_type", "get_kernel_volume",
+    "kernel_offsets",
 ]  # fmt: skip

@@ -189,7 +189,7 @@ class SparseTensor(Tensor):
             places, extent, low = (torch.div(t, step, rounding_mode="floor") for t in (places, extent, low))
         where = torch.cat([self.C[:, :1], places], 1).long().t()
         size = [int(self.C[:, 0].max()) + 1, *(extent[0] + 1).tolist(), self._F.shape[1]]
-        return torch.sparse_coo_tensor(where, self._F, size), low, stride
+        return torch.sparse_coo_tensor(where, self._F, size, check_invariants=False), low, stride
 
     def interpolate(self, X: TensorField) -> TensorField:
         """The features at the points of a field: by the weights of `X.splat()` where this map was made so."""
