@@ -118,7 +118,7 @@ class CoordinateManager:
 
     def stride(self, coordinate_map_key: CoordinateMapKey, stride: Any, string_id: str = "") -> CoordinateMapKey:
         """The map of the sites rounded down to `stride` times the tensor stride; the one of that name, if there is."""
-        coordinates = self.get_coordinates(coordinate_map_key)
+        coordinates = self._sites(coordinate_map_key)
         tensor_stride, own_id = coordinate_map_key.map_key
         steps = [s * t for s, t in zip(convert_to_int_list(stride, self.D), tensor_stride, strict=True)]
         key = tuple(steps), string_id or own_id
@@ -129,7 +129,7 @@ class CoordinateManager:
 
     def expand(self, in_key: CoordinateMapKey, generator: KernelGenerator, is_transpose: bool) -> CoordinateMapKey:
         """The map of the sites that a kernel makes, centred on those of a map."""
-        coordinates, tensor_stride = self.get_coordinates(in_key), in_key.get_tensor_stride()
+        coordinates, tensor_stride = self._sites(in_key), in_key.get_tensor_stride()
         stride = generator.kernel_stride
         if is_transpose:
             if any(t % s for t, s in zip(tensor_stride, stride, strict=True)):
@@ -152,7 +152,7 @@ class CoordinateManager:
     def prune(self, in_key: CoordinateMapKey, keep: Tensor) -> CoordinateMapKey:
         """The map of the rows that `keep` keeps."""
         key = self._new_key(in_key.map_key[0], "pruned")
-        self.maps[key] = self.get_coordinates(in_key)[keep]
+        self.maps[key] = self._sites(in_key)[keep]
         return as_key(key)
 
     def union_map(self, in_keys: Sequence[CoordinateMapKey], out_key: CoordinateMapKey) -> list[Tensor]:
@@ -161,7 +161,7 @@ class CoordinateManager:
             raise ValueError(f"CoordinateManager: union_map takes two maps or more, got {len(in_keys)}")
         if out_key.is_key_set():
             raise ValueError("CoordinateManager: out_key of union_map must not be set yet")
-        parts = [self.get_coordinates(key) for key in in_keys]
+        parts = [self._sites(key) for key in in_keys]
         every = torch.cat(parts)
         rows, numbers = sites.distinct(every)
         strides = zip(*(key.map_key[0] for key in in_keys), strict=True)
@@ -173,17 +173,14 @@ class CoordinateManager:
         return [torch.stack(pair) for pair in zip(own, found, strict=True)]
 
     def size(self, coordinate_map_key: CoordinateMapKey) -> int:
-        return self.get_coordinates(coordinate_map_key).shape[0]
+        return self._sites(coordinate_map_key).shape[0]
 
     def get_coordinates(self, coords_key_or_tensor_strides: Any) -> Tensor:
-        """int32 [N, 1 + D], of the map of a key, or of the first map of a tensor stride."""
-        key = self._get_coordinate_map_key(coords_key_or_tensor_strides).map_key
-        if key not in self.maps:
-            raise ValueError(f"CoordinateManager: there is no coordinate map of {as_key(key)}")
-        return self.maps[key]
+        """int32 [N, 1 + D], of the map of a key, or of the first map of a tensor stride. A copy."""
+        return self._sites(self._get_coordinate_map_key(coords_key_or_tensor_strides)).clone()
 
     def get_coordinate_field(self, coords_key_or_tensor_strides: Any) -> Tensor:
-        return self._field(self._get_coordinate_map_key(coords_key_or_tensor_strides))
+        return self._field(self._get_coordinate_map_key(coords_key_or_tensor_strides)).clone()
 
     def get_coordinate_map_keys(self, tensor_stride: Sequence[int]) -> list[CoordinateMapKey]:
         return [as_key(key) for key in self.maps if list(key[0]) == list(tensor_stride)]
@@ -227,8 +224,8 @@ class CoordinateManager:
         that is their order; and how many each element has."""
         known = key.map_key, of_field
         if known not in self._batches:
-            coordinates = self._field(key) if of_field else self.get_coordinates(key)
-            elements = self.get_coordinates(self.origin())[:, 0].contiguous()
+            coordinates = self._field(key) if of_field else self._sites(key)
+            elements = self._sites(self.origin())[:, 0].contiguous()
             batch = coordinates[:, 0].round().to(elements.dtype).contiguous()
             numbers = torch.searchsorted(elements, batch)
             inside = numbers.clamp(max=max(elements.shape[0] - 1, 0))
@@ -263,7 +260,7 @@ class CoordinateManager:
             else:
                 offsets = kernel_offsets(kernel_size, region_type)
                 offsets = offsets * offsets.new_tensor([s * d for s, d in zip(steps, dilation, strict=True)])
-            inputs, outputs = self.get_coordinates(in_key), self.get_coordinates(out_key)
+            inputs, outputs = self._sites(in_key), self._sites(out_key)
             mirrored = (
                 in_key == out_key and not whole and region_type == RegionType.HYPER_CUBE
                 and all(size % 2 for size in kernel_size)
@@ -311,7 +308,7 @@ class CoordinateManager:
 
     def stride_map(self, in_key: CoordinateMapKey, stride_key: CoordinateMapKey) -> Maps:
         """Rows of a map, and of each the row of the site of a strided map that it lies in."""
-        cells = sites.strided(self.get_coordinates(in_key), stride_key.map_key[0])
+        cells = sites.strided(self._sites(in_key), stride_key.map_key[0])
         rows = self._rows_in(stride_key, cells)
         inside = (rows >= 0).nonzero()[:, 0]
         return inside, rows[inside]
@@ -326,7 +323,7 @@ class CoordinateManager:
         """int32 [2**D, M], the row of each corner of the cell that each sample lies in, or -1, and the weights of
         linear interpolation, of the dtype of the samples. The last axis is the fastest."""
         self._check_coordinates("interpolation", samples)
-        coordinates = self.get_coordinates(key)
+        coordinates = self._sites(key)
         if samples.device != coordinates.device:
             raise ValueError(f"MinkowskiEngine: the map is on {coordinates.device}, the points are on {samples.device}")
         with torch.no_grad():
@@ -340,13 +337,13 @@ class CoordinateManager:
 
     def _rows_in(self, key: CoordinateMapKey, cells: Tensor) -> Tensor:
         """int64: the row of each cell in a map, or -1."""
-        return sites.neighbors(self.get_coordinates(key), cells, cells.new_zeros((1, self.D)))[0].long()
+        return sites.neighbors(self._sites(key), cells, cells.new_zeros((1, self.D)))[0].long()
 
     def _rows_of_elements(self, key: CoordinateMapKey, of_field: bool) -> tuple[Tensor, list[Tensor]]:
         numbers, order, counts = self.batches(key, of_field)
         if order is None:
             order = torch.arange(numbers.shape[0], device=numbers.device)
-        elements = self.get_coordinates(self.origin())[:, 0].long()
+        elements = self._sites(self.origin())[:, 0].long()
         rows = [order[:0]] * (int(elements.max()) + 1 if elements.numel() else 0)
         for element, part in zip(elements.tolist(), torch.split(order, counts), strict=True):
             rows[element] = part
@@ -367,6 +364,11 @@ class CoordinateManager:
         offsets = kernel_offsets(generator.kernel_size, generator.region_type)
         scale = [s * d for s, d in zip(steps, generator.kernel_dilation, strict=True)]
         return (offsets * offsets.new_tensor(scale)).to(like.device)
+
+    def _sites(self, key: CoordinateMapKey) -> Tensor:
+        if key.map_key not in self.maps:
+            raise ValueError(f"CoordinateManager: there is no coordinate map of {key}")
+        return self.maps[key.map_key]
 
     def _field(self, key: CoordinateMapKey) -> Tensor:
         if key.map_key not in self.fields:

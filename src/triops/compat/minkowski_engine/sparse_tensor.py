@@ -83,7 +83,6 @@ class SparseTensor(Tensor):
             self.unique_index, self.inverse_mapping = found
             if self.unique_index.shape[0] < features.shape[0]:
                 features = quantized(features, *found, self.unique_index.shape[0], quantization_mode)
-            coordinates = coordinate_manager.get_coordinates(coordinate_map_key)
         assert coordinate_manager is not None
         assert coordinate_map_key is not None
         if features.shape[0] != coordinate_manager.size(coordinate_map_key):
@@ -93,7 +92,7 @@ class SparseTensor(Tensor):
             )
         if requires_grad is not None:
             features.requires_grad_(requires_grad)
-        self._F, self._C, self._D = features, coordinates, coordinate_manager.D
+        self._F, self._C, self._D = features, None, coordinate_manager.D
         self.coordinate_map_key, self._manager = coordinate_map_key, coordinate_manager
         self._batch_rows = None
 
