@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def interpolated(features: Tensor, points: Tensor, key: CoordinateMapKey, manager: CoordinateManager) -> Tensor:
     """[N, C], [M, 1 + D] -> [M, C]: linear interpolation of the features of a map; a site that is not there counts
     as 0. Differentiable in the features."""
-    if features.dtype != points.dtype:
-        raise TypeError(f"MinkowskiEngine: points must be {features.dtype} like the features, got {points.dtype}")
+    if not points.is_floating_point():
+        raise TypeError(f"MinkowskiEngine: points must be of a float type, got {points.dtype}")
     table, weights = manager.corners(key, points)
-    return gathered_sum(features, table, weights[..., None])
+    return gathered_sum(features, table, weights[..., None].to(features.dtype))
 
 
 class MinkowskiInterpolationFunction:

@@ -27,7 +27,7 @@ SLICED = (Mode.RANDOM_SUBSAMPLE, Mode.UNWEIGHTED_AVERAGE)
 def quantized(features: TorchTensor, rows: TorchTensor, inverse: TorchTensor, count: int, mode: Mode) -> TorchTensor:
     """The features of distinct sites, [count, C], of those of all rows: `rows` are the first of each site."""
     if mode is Mode.RANDOM_SUBSAMPLE:
-        return features[rows]
+        return features.index_select(0, rows)
     if mode in REDUCTIONS:
         return reduced(features, inverse, count, REDUCTIONS[mode])  # type: ignore[arg-type]
     raise ValueError(f"MinkowskiEngine: coordinates come twice, and {mode} does not say what becomes of them")
@@ -220,9 +220,9 @@ class SparseTensor(Tensor):
                 f"{X.quantization_mode}"
             )
         if isinstance(X, TensorField):
-            return self._F[X.inverse_mapping(self.coordinate_map_key).long()], None
+            return self._F.index_select(0, X.inverse_mapping(self.coordinate_map_key)), None
         self._is_same_key(X)
-        return self._F[X.inverse_mapping], self.C[X.inverse_mapping]
+        return self._F.index_select(0, X.inverse_mapping), self.C.index_select(0, X.inverse_mapping)
 
     def _field(self, X: Any, features: TorchTensor, coordinates: TorchTensor | None) -> TensorField:
         from triops.compat.minkowski_engine.tensor_field import TensorField
@@ -234,7 +234,7 @@ class SparseTensor(Tensor):
         )
 
     def features_at_coordinates(self, query_coordinates: TorchTensor) -> TorchTensor:
-        """Features at points [M, 1 + D] of the dtype of the features, by linear interpolation."""
+        """Features at points, float [M, 1 + D], by linear interpolation."""
         return interpolated(self._F, query_coordinates, self.coordinate_map_key, self._manager)
 
 

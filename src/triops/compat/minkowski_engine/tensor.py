@@ -164,21 +164,21 @@ class Tensor:
 
     @property
     def decomposed_coordinates(self) -> list[TorchTensor]:
-        return [self.C[rows, 1:] for rows in self._batchwise_row_indices]
+        return [self.C.index_select(0, rows)[:, 1:] for rows in self._batchwise_row_indices]
 
     @property
     def decomposed_features(self) -> list[TorchTensor]:
-        return [self._F[rows] for rows in self._batchwise_row_indices]
+        return [self._F.index_select(0, rows) for rows in self._batchwise_row_indices]
 
     @property
     def decomposed_coordinates_and_features(self) -> tuple[list[TorchTensor], list[TorchTensor]]:
         return self.decomposed_coordinates, self.decomposed_features
 
     def coordinates_at(self, batch_index: int) -> TorchTensor:
-        return self.C[self._batchwise_row_indices[batch_index], 1:]
+        return self.C.index_select(0, self._batchwise_row_indices[batch_index])[:, 1:]
 
     def features_at(self, batch_index: int) -> TorchTensor:
-        return self._F[self._batchwise_row_indices[batch_index]]
+        return self._F.index_select(0, self._batchwise_row_indices[batch_index])
 
     def coordinates_and_features_at(self, batch_index: int) -> tuple[TorchTensor, TorchTensor]:
         return self.coordinates_at(batch_index), self.features_at(batch_index)
