@@ -162,7 +162,7 @@ def test_an_unknown_reduction_is_refused_by_name():
             function(SRC, where, reduce="median")
 
 
-@pytest.mark.parametrize("name", ["torch_scatter", "torch_cluster", "torchsparse"])
+@pytest.mark.parametrize("name", ["torch_scatter", "torch_cluster", "torchsparse", "MinkowskiEngine"])
 def test_the_package_is_supplied_only_where_nothing_else_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     _finder.uninstall()

@@ -3,7 +3,8 @@ every backend agrees.
 
 Clouds are small. PointNet++ predicts in patches of 3 m with 1,500 points, where the config has 1.5 m and 8,192;
 PV-RCNN suppresses 1,000 boxes to 300 proposals, in prediction 300 to 50, where it has 9,000 to 512 and 1,024 to 100.
-All else, the numbers of sampled points too, is as shipped.
+FCAF3D has 18 layers and keeps 300 sites of a cloud and level, where it has 34 and 100,000; it and MinkUNet run on the
+MinkowskiEngine that triops supplies. All else, the numbers of sampled points too, is as shipped.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from test_networks import DEVICE, assert_same_boxes, car_park, gradients, run, s
 from test_networks import Outcome as Detection
 
 import triops
-import triops.compat.torchsparse  # supplies torchsparse, which SPVCNN and MinkUNet import
+import triops.compat.minkowski_engine  # supplies MinkowskiEngine, which FCAF3D and a MinkUNet import
+import triops.compat.torchsparse  # supplies torchsparse, which SPVCNN and the other MinkUNet import
 
 SAMPLED = {"furthest_point_sample", "ball_query", "gather_points", "gather_points_backward"}
 SPARSE = {"submanifold_neighbors", "sparse_neighbors", "packed_pairs", "sparse_conv", "sparse_conv_backward_weight"}
@@ -85,6 +87,13 @@ def room(points: int, features: int, seed: int) -> dict[str, Any]:
     return {"points": torch.cat([xyz, more], 1), "sample": sample}
 
 
+def labelled_road(points: int) -> dict[str, Any]:
+    """A sweep with a class for each point."""
+    made = road(points)
+    made["sample"].gt_pts_seg.pts_semantic_mask = torch.arange(points) % 19
+    return made
+
+
 @dataclass(frozen=True)
 class Case:
     network: detectors.Network
@@ -139,10 +148,21 @@ CASES = {
         lambda: [room(600, 4, seed) for seed in range(2)],
         SPARSE | {"three_interpolate", "three_interpolate_backward"},
     ),
-    "minkunet": Case(
+    "minkunet_torchsparse": Case(
         network("minkunet/minkunet18_w16_torchsparse_8xb2-amp-15e_semantickitti.py"),
         lambda: [room(600, 4, seed) for seed in range(2)],
         SPARSE,
+    ),
+    "fcaf3d": Case(
+        network("fcaf3d/fcaf3d_2xb8_sunrgbd-3d-10class.py"),
+        lambda: [room(800, 6, seed) for seed in range(2)],
+        {"site_neighbors", "packed_pairs", "sparse_conv", "sparse_max_pool", "gather_points", "nms_rotated"},
+        {"backbone.depth": 18, "bbox_head.pts_prune_threshold": 300},
+    ),
+    "minkunet_minkowski": Case(
+        network("minkunet/minkunet34_w32_minkowski_8xb2-laser-polar-mix-3x_semantickitti.py"),
+        lambda: [labelled_road(1_500)],
+        {"site_neighbors", "packed_pairs", "sparse_conv"},
     ),
 }
 
@@ -191,12 +211,23 @@ def proposals_of_the_first_run(kept: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def take_background(model: Any) -> None:
+    """mmdet's focal loss in plain torch, for a CPU, refuses FCAF3D's label of background, -1: give it the last one."""
+    from mmdet.models.losses import FocalLoss
+
+    class WithBackground(FocalLoss):
+        def forward(self, pred: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:
+            return super().forward(pred, target.where(target >= 0, pred.shape[1]), *args, **options)
+
+    model.bbox_head.cls_loss.__class__ = WithBackground
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tensors_stay_on_cpu() -> Iterator[None]:
     """The voxels of SPVCNN and MinkUNet are moved by `.cuda()`, whatever the device of the network is."""
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+            patch.setattr(Tensor, "cuda", lambda tensor, *_, **__: tensor)
         yield
 
 
@@ -216,10 +247,14 @@ def case(name: str) -> tuple[Any, dict[str, Any]]:
     model: Any = detectors.build(made.network, DEVICE, changes=made.changes)
     detectors.make_confident(model)
     shift_norms(model)
+    if name == "fcaf3d":
+        take_background(model)
+    if name == "minkunet_minkowski":  # else all points are of one class, whose bias is the highest
+        torch.nn.init.normal_(model.decode_head.conv_seg.weight)
     if name == "pv_rcnn":  # its second stage learns from proposals that meet an object
         torch.nn.init.normal_(model.rpn_head.conv_reg.weight, std=1e-4)
     data = detectors.batch(made.scenes())
-    if name in ("spvcnn", "minkunet"):  # else biases decide every point's class
+    if name in ("spvcnn", "minkunet_torchsparse"):  # else biases decide every point's class
         torch.nn.init.normal_(model.decode_head.conv_seg.weight, std=0.1)
         detectors.settle_norms(model, data)
     return model, data

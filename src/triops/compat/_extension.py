@@ -62,8 +62,16 @@ _IMPORT_STATE = frozenset(
 )
 
 
+class Package(ModuleType):
+    """A module in it does not hide a class of its name, as `MinkowskiEngine.MinkowskiConvolution` has both."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and isinstance(self.__dict__.get(name), type)):
+            super().__setattr__(name, value)
+
+
 def same_names(name: str, source: str) -> ModuleType:
     """A module called `name` with everything that the module `source` of triops has in it."""
-    module = ModuleType(name)
+    module = Package(name)
     module.__dict__.update((k, v) for k, v in vars(import_module(source)).items() if k not in _IMPORT_STATE)
     return module

@@ -44,6 +44,32 @@ PACKAGES = {
     "torch_scatter": "triops.compat.torch_scatter",
     "torch_cluster": "triops.compat.torch_cluster",
     "torchsparse": "triops.compat.torchsparse",
+    "MinkowskiEngine": "triops.compat.minkowski_engine",
+    "MinkowskiEngineBackend": "triops.compat.minkowski_engine.backend",
+}
+
+# Modules of MinkowskiEngine, and the modules of ours that have their names. It puts its folder on the path, so that
+# programs import them by themselves, too.
+MINKOWSKI = {
+    "MinkowskiBroadcast": "broadcast",
+    "MinkowskiChannelwiseConvolution": "channelwise",
+    "MinkowskiCommon": "common",
+    "MinkowskiConvolution": "convolution",
+    "MinkowskiCoordinateManager": "manager",
+    "MinkowskiFunctional": "functional",
+    "MinkowskiInterpolation": "interpolation",
+    "MinkowskiKernelGenerator": "kernels",
+    "MinkowskiNetwork": "network",
+    "MinkowskiNonlinearity": "nonlinearity",
+    "MinkowskiNormalization": "normalization",
+    "MinkowskiOps": "ops",
+    "MinkowskiPooling": "pooling",
+    "MinkowskiPruning": "pruning",
+    "MinkowskiSparseTensor": "sparse_tensor",
+    "MinkowskiTensor": "tensor",
+    "MinkowskiTensorField": "tensor_field",
+    "MinkowskiUnion": "union",
+    "sparse_matrix_functions": "sparse_matrix",
 }
 LIBRARIES = (
     "mmcv", "mmdet3d", "pcdet", "bevfusion", "pointops", "pointnet2", "ms_deform_attn", "detectron2", "torchvision",
@@ -110,6 +136,10 @@ def extension_library(fullname: str) -> "str | None":
 def package_source(fullname: str) -> "str | None":
     """The module of triops whose names a supplied package, or a module in it, has; None for every other module."""
     library, dot, rest = fullname.partition(".")
+    if fullname in MINKOWSKI:
+        return f"{PACKAGES['MinkowskiEngine']}.{MINKOWSKI[fullname]}"
+    if library == "MinkowskiEngine":
+        rest = MINKOWSKI.get(rest, rest)
     return PACKAGES[library] + dot + rest if library in PACKAGES else None
 
 
@@ -149,6 +179,8 @@ class ExtensionFinder:
             if spec is not None:
                 return spec
         source = package_source(fullname)
+        if fullname in MINKOWSKI:
+            top, dot = "MinkowskiEngine", "."  # a module of it, by itself
         if (top if source is not None else extension_library(fullname)) not in self.libraries:
             return None
         if dot and source is not None and not is_ours(sys.modules.get(top)):

@@ -66,7 +66,8 @@ def status() -> list[str]:
         f"supplied at every start (`triops activate`): {'yes' if startup_file().is_file() else 'no'}",
     ]
     lines += [f"{module}: {_extension_owner(module)}" for module in EXTENSIONS]
-    packages = [name for name in _finder.PACKAGES if name != "cumm"]  # which comes and goes with spconv
+    beside = ("cumm", "MinkowskiEngineBackend")  # which come and go with another
+    packages = [name for name in _finder.PACKAGES if name not in beside]
     lines += [f"{name}: {_owner(name, _found_elsewhere(name))}" for name in packages]
     return [*lines, f"torchvision: {_torchvision_operators()}"]
 
@@ -106,4 +107,5 @@ def _owner(library: str, own: ModuleSpec | None) -> str:
         return f"{library}'s own, {own.origin}"
     if finder is not None and library in finder.libraries:
         return "of triops"
-    return f"none. Remedy: `import triops.compat.{library}` before it, or `triops activate`"
+    module = "minkowski_engine" if library == "MinkowskiEngine" else library
+    return f"none. Remedy: `import triops.compat.{module}` before it, or `triops activate`"

@@ -50,7 +50,8 @@ def _convolve(operator, features, weight, bias, residual, gather, flip, pairs, a
     out = torch.empty(gather.shape[1], channels, dtype=features.dtype)
     in_huge_pages(out)
     packed, counts = _pairs(operator, gather, features.shape[0], pairs)
-    matrices = as_numpy(weight, real).swapaxes(0, 1)  # [K, Cout, Cin]
+    weight = weight if weight.dtype is real else weight.to(real)
+    matrices = weight.detach().numpy().swapaxes(0, 1)  # [K, Cout, Cin], as they lie: `by_lanes` copies them
     matrices = by_lanes(matrices[::-1] if flip else matrices)
     start = np.zeros(_padded(channels), matrices.dtype)
     if bias is not None:

@@ -1,0 +1,1 @@
+"""`MinkowskiEngineBackend`, the package of MinkowskiEngine's compiled module."""

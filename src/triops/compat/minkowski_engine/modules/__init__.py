@@ -1,0 +1,1 @@
+"""`MinkowskiEngine.modules`: blocks of residual networks."""
