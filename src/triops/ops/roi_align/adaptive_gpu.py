@@ -2,9 +2,10 @@
 
 Bilinear weights are separable. Summed over the samples of a bin, a pixel has a share along y times a share along x. A
 first kernel works out the shares of each box, bin and axis from the samples, below 0 where none reads the pixel (one
-that is read with weight 0 counts: 0 times infinity is NaN); a second one adds up the pixels of a bin by them, or in the backward gives them their part of its gradient. There is about one sample per pixel, so this takes a
-quarter of the reads and of the atomics of four pixels per sample. Large bins are programs of their own, and blocks of
-channels follow each other, so that the part of the map that is read at a time stays in the cache.
+that is read with weight 0 counts: 0 times infinity is NaN); a second one adds up the pixels of a bin by them, or in the
+backward gives them their part of its gradient. There is about one sample per pixel, so this takes a quarter of the
+reads and of the atomics of four pixels per sample. Large bins are programs of their own, and blocks of channels follow
+each other, so that the part of the map that is read at a time stays in the cache.
 """
 
 import torch
