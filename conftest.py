@@ -23,10 +23,11 @@ if not torch.cuda.is_available():
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
     os.environ.setdefault("TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS", "1")
 
-# Looking for doctests would import these: scripts that turn the interpreter off, an operator that is meant to be wrong,
-# a script that is given its torchvision.
+# Looking for doctests would import these: scripts that turn the interpreter off or change it, an operator that is meant
+# to be wrong, a script that is given its torchvision.
 collect_ignore = [
-    "tests/compile_only.py", "tests/compile_count.py", "tests/planted", "tests_networks/torchvision_models.py",
+    "tests/compile_only.py", "tests/compile_count.py", "tests/like_a_gpu.py", "tests/planted",
+    "tests_networks/torchvision_models.py",
 ]  # fmt: skip
 try:
     import triton  # noqa: F401

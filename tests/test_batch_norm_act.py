@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,22 @@ def test_by_hand(backend: str) -> None:
     assert torch.allclose(out, torch.tensor([[0, 0], [0, 1], [2 * far, 1 + far], [0, 0]]))
     assert torch.allclose(statistics, torch.tensor([[3.0, 4.0], [(3 / 8) ** 0.5, (3 / 32) ** 0.5]]))
     assert torch.allclose(running, torch.tensor([[1.5, 2.0], [2.5, 8.5]]))  # unbiased variances 4 and 16
+
+
+def test_equal_rows_become_0_where_a_plain_division_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():  # the interpreter divides exactly: multiply by the reciprocal, as a GPU does
+        interpreter = pytest.importorskip("triton.runtime.interpreter")
+        monkeypatch.setattr(
+            interpreter.InterpreterBuilder, "create_fdiv",
+            lambda builder, a, b: builder.binary_op(a, b, lambda a, b: a * np.reciprocal(b)),
+        )  # fmt: skip
+    for rows in (41, 47, 55, 61, 83):  # of which 1 / rows times rows is less than 1 in float32
+        x = torch.full((rows, 3), 1000.0)
+        args = x, None, None, None, None, None, True, 0.1, 1e-3, "none", 0.0
+        out, statistics, _ = run("gpu", "batch_norm_act", args)
+        assert out.abs().max() == 0
+        back = x, x, None, None, statistics, None, True, "none", 0.0
+        assert run("gpu", "batch_norm_act_backward", back)[0].abs().max() == 0
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -188,6 +188,25 @@ def test_a_triton_kernel_that_reads_what_nobody_wrote_is_caught(dtype: torch.dty
             assert guards.damage() == expected
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only Triton's interpreter shows what a kernel reads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8])
+def test_a_triton_kernel_that_reads_beside_a_buffer_is_caught(dtype: torch.dtype) -> None:
+    triton = pytest.importorskip("triton")
+    tl = triton.language
+
+    @triton.jit
+    def _move_kernel(x, out, begin, end, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.load(x + begin + i, mask=begin + i < end, other=0))
+
+    for begin, end in ((0, 13), (0, 0), (-2, 13), (5, 16), (13, 14), (-1, 14)):
+        with guarded_memory() as guards:
+            (x,) = guards.place((torch.ones(13).to(dtype),), names=("x",))
+            _move_kernel[(1,)](x, torch.empty(16, dtype=dtype), begin, end, 16)
+            beside = max(end - 13, 0) + max(-begin, 0)
+            assert guards.damage() == ([f"{beside} elements read beside input x"] if beside else [])
+
+
 def test_the_check_of_an_operator_fails_where_its_kernel_writes_beside_a_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

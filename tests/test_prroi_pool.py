@@ -43,6 +43,15 @@ def test_a_bin_that_only_grazes_a_pixel_gives_it_its_share_to_all_digits(backend
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bin_that_reaches_a_hundred_millionth_into_a_pixel_reads_it(backend: str) -> None:
+    """By rounding the last of seven bins from -0.5 to 0 ends above 0, where the hat of pixel 1 begins."""
+    map = RAMP.clone()
+    map[:, :, 1] = -math.inf
+    output = pooled_on(backend, map, box(0, -1, 2, 0), 7, 1, 0.5)
+    assert output.isinf().flatten().tolist() == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_surface_falls_to_0_within_a_pixel_off_the_map(backend: str) -> None:
     ones = torch.ones(1, 1, 4, 4)
     assert pooled_on(backend, ones, box(-1, 0, 0, 3), 1, 1, 1.0).item() == pytest.approx(0.5)

@@ -49,6 +49,24 @@ def test_samples_more_than_a_pixel_off_the_map_are_0_and_count(backend: str) -> 
     assert (values.item(), y.item(), x.item()) == (0.0, -2.0, -2.0)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("ratio", [0, 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pixel_that_is_read_with_weight_0_counts(backend: str, ratio: int, format: torch.memory_format) -> None:
+    """One bin, with samples half a pixel above the map: they read row 0 with weight 1, and row 1 with weight 0."""
+    map = RAMP.repeat(1, 2, 1, 1).contiguous(memory_format=format)
+    map[:, :, 1] = math.nan
+    above = box(0, -0.5, 0.75, 0.5)
+    assert aligned_on(backend, map, above, 1, 1, 1.0, ratio, True, "avg")[0].isnan().all()
+    none, last = torch.zeros(0), format == torch.channels_last
+    args = torch.full((1, 2, 1, 1), math.nan), above, none, none, 1, 5, 6, 1.0, ratio, True, "avg", last
+    lost = run(backend, "roi_align_backward", args).isnan()
+    assert lost.any(3).tolist() == [[[True, True, False, False, False]] * 2]
+    turned = above[:, [0, 2, 1, 4, 3]]
+    args = torch.full((1, 2, 1, 1), math.nan), turned, none, none, 1, 5, 6, 1.0, ratio, True, "avg", last
+    assert run(backend, "roi_align_backward", args).isnan().any(2).tolist() == [[[True, True] + [False] * 4] * 2]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_box_without_samples_is_0_or_the_lowest_float(backend: str) -> None:
     turned = box(4, 4, 2, 2)

@@ -267,3 +267,9 @@ def test_a_gradient_of_a_norm_that_cancels_is_judged_by_its_column() -> None:
     assert not execute._differences(call, execute.Outcome([off, *expected.outputs[1:]]), expected)
     off[360, 1] += 1e-5
     assert execute._differences(call, execute.Outcome([off, *expected.outputs[1:]]), expected)
+
+
+def test_a_meta_tensor_reaches_no_kernel_in_the_interpreter() -> None:
+    drawn = (draw(Spec("ingroup_inds", "interpreter", seed)) for seed in range(1000))
+    call = next(call for call in drawn if call.args and getattr(call.args[0], "is_meta", False))
+    assert run_round([call.spec])[0].failures == []

@@ -346,10 +346,12 @@ def _search_kernel(
     best_index = _HIGHEST - lane + tl.zeros_like(q)
     worst_key, worst_index = limit, tl.full((QUERIES, 1), 2147483647, tl.int32)
 
-    first_chunk, last_chunk = begin // _CHUNK, (end + (_CHUNK - 1)) // _CHUNK
+    # Where there is no point, no chunk either: it could lie behind the last.
+    first_chunk = tl.where(begin < end, begin // _CHUNK, 0)
+    last_chunk = tl.where(begin < end, (end + (_CHUNK - 1)) // _CHUNK, 0)
     first_group, last_group = first_chunk // _GROUP, (last_chunk + (_GROUP - 1)) // _GROUP
     first_start = tl.min(tl.min(first_group, 1), 0)
-    last_start = tl.max(tl.max(tl.where(end > begin, last_group, 0), 1), 0)
+    last_start = tl.max(tl.max(last_group, 1), 0)
     for start in range(first_start, last_start, _GROUP):
         # As wide as its mask: Triton 3.4 broadcasts masks to pointers, and not the other way round.
         group = start + tl.arange(0, _GROUP)[None, :] + tl.zeros_like(q)

@@ -3,8 +3,8 @@
 Inside `guarded_memory()` every buffer that a launcher allocates, by torch or by NumPy, lies between guard bytes, and
 what `empty` returns holds NaN or nonsense; `Guards.place` puts a call's inputs between guard bytes too, at any offset
 from an aligned address. Afterwards `Guards.damage` names what was written outside of a buffer, what inputs changed and,
-of Triton kernels in its interpreter, what was read before anybody wrote it; an element that nobody wrote shows in the
-result.
+of Triton kernels in its interpreter, what was read beside a buffer or before anybody wrote it; an element that nobody
+wrote shows in the result.
 
     with guarded_memory() as guards:
         out = kernel(*guards.place(args))
@@ -60,6 +60,11 @@ class _Block:
     name: str
     before: Tensor | None = None  # an input as it was
 
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Where the guard before the buffer begins, the buffer, the guard behind it, and what is no part of it."""
+        first = self.bytes.data_ptr()
+        return first, first + self.begin, first + self.end, first + len(self.bytes)
+
     def guards(self) -> tuple[Tensor, Tensor]:
         return self.bytes[: self.begin], self.bytes[self.end :]
 
@@ -96,7 +101,9 @@ class Guards:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._empty: list[_Empty] = []
+        self._places: list[tuple[str, int, int, int, int]] = []  # of the buffers on the CPU, with their names
         self._unwritten: dict[str, int] = {}  # elements that were read, by buffer
+        self._beside: dict[str, int] = {}
 
     def place(self, values: Sequence[Any], *, offset: int = 0, names: Sequence[str] = ()) -> tuple[Any, ...]:
         """The values, with tensors copied between guard bytes, strides kept; a tensor given twice stays one tensor.
@@ -123,6 +130,7 @@ class Guards:
             should = torch.cat([g for b in blocks for g in (b.front, b.back)])
             whole = torch.equal(are, should)
             found += [d for b in blocks if not whole or b.before is not None for d in b.damage()]
+        found += [f"{n} elements read beside {name}" for name, n in self._beside.items()]
         return found + [f"{n} elements of {name} read before they were written" for name, n in self._unwritten.items()]
 
     def look_at_reads(self, addresses: np.ndarray[Any, Any], size: int) -> None:
@@ -130,6 +138,12 @@ class Guards:
         if not addresses.size:
             return
         lowest, highest = int(addresses.min()), int(addresses.max())
+        for name, first, begin, end, last in self._places:
+            if highest < first or lowest >= last or (begin <= lowest and highest + size <= end):
+                continue
+            beside = (addresses >= first) & (addresses < last) & ((addresses < begin) | (addresses > end - size))
+            if beside.any():
+                self._beside[name] = self._beside.get(name, 0) + int(beside.sum())
         for empty in self._empty:
             if highest < empty.first or lowest >= empty.first + len(empty.now):
                 continue
@@ -182,7 +196,10 @@ class Guards:
         if filled:
             inside.view(value.dtype).copy_(value.as_strided((span,), (1,)))
         before = inside.clone() if is_input else None
-        self._blocks.append(_Block(buffer, begin, begin + count, front, back, name, before))
+        block = _Block(buffer, begin, begin + count, front, back, name, before)
+        self._blocks.append(block)
+        if buffer.device.type == "cpu":
+            self._places.append((name, *block.addresses()))
         return inside.view(value.dtype).as_strided(value.shape, value.stride())
 
     def _pattern(self, floats: bool) -> int:

@@ -137,6 +137,8 @@ def _kernel_of(call: Call) -> Callable[..., Any]:
     def checked(*args: Any) -> Any:
         accepted = operator.signature.accepted(args)
         operator._check(accepted)
+        if any(isinstance(a, Tensor) and a.device.type != "cpu" for a in accepted):  # the dispatcher knows whose it is
+            return operator(*args)
         return operator.kernel("gpu")(*accepted)
 
     return checked

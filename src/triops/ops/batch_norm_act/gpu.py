@@ -14,7 +14,7 @@ from triops import _gpu
 from triops._activations import ACTIVATIONS
 from triops._dtypes import compute_dtype
 from triops._gpu.activations import activate, slope
-from triops._gpu.arithmetic import from_bits
+from triops._gpu.arithmetic import divide, from_bits
 
 MOST_PARTS = 256  # enough to fill a GPU
 PART_ROWS = _gpu.block(64, interpreted=1024)  # rows at a time, of what is summed up
@@ -137,7 +137,7 @@ def _moments_kernel(
         off = tl.where(mask, value - block_mean[None, :], 0.0)
         rest = tl.sum(off, 0) / count  # what rounding has left of a large mean
         apart = (block_mean + rest) - mean
-        mean += apart * (count / (before + count))
+        mean += apart * divide(count, before + count)  # exactly 1 for the first rows, or a large mean loses digits
         squares += (tl.sum(off * off, 0) - rest * rest * count) + apart * apart * (before * count / (before + count))
     at = parts + part.to(tl.int64) * 2 * channels + channel
     tl.store(at, mean, exists)
@@ -149,13 +149,14 @@ def _joined_moments(parts, counted, count, length, channels, channel, exists, JO
     """-> mean, and squared deviations from it, of all rows that count"""
     REAL: tl.constexpr = parts.dtype.element_ty
     total = tl.maximum(counted, 1).to(REAL)
+    zero = tl.zeros((JOINED,), REAL)
     mean = tl.zeros(channel.shape, REAL)
     for begin in range(0, count, JOINED):
         part = begin + tl.arange(0, JOINED)
         size = tl.minimum(tl.maximum(counted - part * length, 0), length).to(REAL)
         at = parts + part.to(tl.int64)[:, None] * 2 * channels + channel[None, :]
         mask = (part < count)[:, None] & exists[None, :]
-        mean += tl.sum(tl.load(at, mask, 0.0) * (size / total)[:, None], 0)
+        mean += tl.sum(tl.load(at, mask, 0.0) * divide(size, zero + total)[:, None], 0)
     squares = tl.zeros(channel.shape, REAL)
     for begin in range(0, count, JOINED):
         part = begin + tl.arange(0, JOINED)
@@ -298,7 +299,8 @@ def _gradient_kernel(
         tl.store(grad_weight + channel, of_weight, exists)
         tl.store(grad_bias + channel, of_bias, exists)
     total = tl.maximum(counted, 1).to(REAL)
-    of_weight, of_bias = of_weight / total, of_bias / total
+    total = tl.zeros(of_bias.shape, REAL) + total
+    of_weight, of_bias = divide(of_weight, total), divide(of_bias, total)
     for begin in range(first, tl.minimum(first + length, rows), ROWS):
         row = begin + tl.arange(0, ROWS)
         inside = (row < tl.minimum(first + length, rows))[:, None] & exists[None, :]

@@ -106,15 +106,15 @@ def _hat(pixel, place):
 def _integral(pixel, first, last):
     """Of the hat function of a pixel from `first` to `last`: its two straight pieces at their middles.
 
-    Middles are taken from the pixel on: as places on the map they would be rounded to what is coarse beside a hat
-    that is nearly 0.
+    Middles are taken from where a piece is 0 on: what lies close to there keeps its digits, and does not become 0.
     """
-    begin = tl.maximum(pixel - 1.0, first)
+    low, high = pixel - 1.0, pixel + 1.0
+    begin = tl.maximum(low, first)
     end = tl.minimum(pixel, last)
-    weight = tl.maximum(end - begin, 0.0) * _hat(0.0, ((begin - pixel) + (end - pixel)) * 0.5)
+    weight = tl.maximum(end - begin, 0.0) * (((begin - low) + (end - low)) * 0.5)
     begin = tl.maximum(pixel, first)
-    end = tl.minimum(pixel + 1.0, last)
-    return weight + tl.maximum(end - begin, 0.0) * _hat(0.0, ((begin - pixel) + (end - pixel)) * 0.5)
+    end = tl.minimum(high, last)
+    return weight + tl.maximum(end - begin, 0.0) * (((high - begin) + (high - end)) * 0.5)
 
 
 @triton.jit

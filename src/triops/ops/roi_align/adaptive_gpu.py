@@ -1,10 +1,11 @@
 """The mean over an adaptive number of samples on GPU: every pixel of a bin is read once.
 
 Bilinear weights are separable. Summed over the samples of a bin, a pixel has a share along y times a share along x. A
-first kernel works out the shares of each box, bin and axis from the samples; a second one adds up the pixels of a bin
-by them, or in the backward gives them their part of its gradient. There is about one sample per pixel, so this takes a
-quarter of the reads and of the atomics of four pixels per sample. Large bins are programs of their own, and blocks of
-channels follow each other, so that the part of the map that is read at a time stays in the cache.
+first kernel works out the shares of each box, bin and axis from the samples, below 0 where none reads the pixel (one
+that is read with weight 0 counts: 0 times infinity is NaN); a second one adds up the pixels of a bin by them, or in the
+backward gives them their part of its gradient. There is about one sample per pixel, so this takes a quarter of the
+reads and of the atomics of four pixels per sample. Large bins are programs of their own, and blocks of channels follow
+each other, so that the part of the map that is read at a time stays in the cache.
 """
 
 import torch
@@ -74,7 +75,8 @@ def _per_bin(kernel, maps, boxes, pooled, spatial_scale, aligned, maps_last, poo
 def _shares_kernel(
     boxes, spans, shares, begin, batch, height, width, rows, columns, scale, ALIGNED: tl.constexpr, PIXELS: tl.constexpr
 ):
-    """Shares of the pixels of one bin along one axis, and the span [first, end) of those that have one."""
+    """Shares of the pixels of one bin along one axis, -1 of what no sample reads, and the span [first, end) of those
+    that have one."""
     REAL: tl.constexpr = shares.dtype.element_ty
     own = tl.cast(tl.program_id(0), tl.int64)
     roi = own + begin
@@ -100,14 +102,16 @@ def _shares_kernel(
         # A sample reads the pixels less than one away from it, and from just off the map the one at the border.
         sample, behind = samples_within(bases, length, samples, pixel.to(REAL) - 1.0, pixel.to(REAL) + 1.0, True)
         share = tl.zeros([PIXELS], REAL)
+        some = pixel < low  # none yet
         for i in range(tl.max(behind - sample, 0)):
             on_map, one, other, part = neighbors(sample_position(bases, length, samples, sample + i), size)
             reads = on_map & (sample + i < behind)
             share += tl.where(reads & (one == pixel), 1.0 - part, 0.0)
             share += tl.where(reads & (other == pixel), part, 0.0)
+            some = some | (reads & ((one == pixel) | (other == pixel)))
         share = divide(share, tl.zeros([PIXELS], REAL) + samples.to(REAL))
-        tl.store(shares + at + pixel, share, mask=pixel < end)
-        some = (share > 0.0) & (pixel < end)
+        tl.store(shares + at + pixel, tl.where(some, share, -1.0), mask=pixel < end)
+        some = some & (pixel < end)
         first_read = tl.minimum(first_read, tl.min(tl.where(some, pixel, end), 0))
         end_read = tl.maximum(end_read, tl.max(tl.where(some, pixel + 1, low), 0))
     to = spans + (own * (rows + columns) + place) * 2
@@ -162,13 +166,14 @@ def _forward_kernel(
     total = tl.zeros([ROWS * COLUMNS, CHANNELS] if MAPS_LAST else [CHANNELS, ROWS * COLUMNS], REAL)
     for x in range(first_x, end_x, COLUMNS):
         column = x + pixel % COLUMNS
-        share_x = tl.load(of_x + column, mask=column < end_x, other=0.0)
+        share_x = tl.load(of_x + column, mask=column < end_x, other=-1.0)
         at = pixel_offsets(first_y + pixel // COLUMNS, column, width, channels, MAPS_LAST)
         for y in range(first_y, end_y, ROWS):
             row = y + pixel // COLUMNS
-            share = share_x * tl.load(of_y + row, mask=row < end_y, other=0.0)
-            value = tl.load(plane + at, mask=over_bins(share > 0.0, MAPS_LAST) & valid, other=0.0)
-            total += over_bins(share, MAPS_LAST) * value.to(REAL)
+            share_y = tl.load(of_y + row, mask=row < end_y, other=-1.0)
+            mask = over_bins((share_x >= 0.0) & (share_y >= 0.0), MAPS_LAST) & valid
+            value = tl.load(plane + at, mask=mask, other=0.0)
+            total += over_bins(share_x * share_y, MAPS_LAST) * value.to(REAL)
             at += step
     result = tl.sum(total, 0 if MAPS_LAST else 1)
     to = bin_offsets(own + begin, number, channel, rows * columns, channels, POOLED_LAST)
@@ -195,11 +200,11 @@ def _backward_kernel(
     step = tl.cast(width, tl.int64) * ROWS * (channels if MAPS_LAST else 1)
     for x in range(first_x, end_x, COLUMNS):
         column = x + pixel % COLUMNS
-        share_x = tl.load(of_x + column, mask=column < end_x, other=0.0)
+        share_x = tl.load(of_x + column, mask=column < end_x, other=-1.0)
         at = pixel_offsets(first_y + pixel // COLUMNS, column, width, channels, MAPS_LAST)
         for y in range(first_y, end_y, ROWS):
             row = y + pixel // COLUMNS
-            share = share_x * tl.load(of_y + row, mask=row < end_y, other=0.0)
-            mask = over_bins(share > 0.0, MAPS_LAST) & valid
-            tl.atomic_add(plane + at, over_bins(share, MAPS_LAST) * given, mask=mask, sem="relaxed")
+            share_y = tl.load(of_y + row, mask=row < end_y, other=-1.0)
+            mask = over_bins((share_x >= 0.0) & (share_y >= 0.0), MAPS_LAST) & valid
+            tl.atomic_add(plane + at, over_bins(share_x * share_y, MAPS_LAST) * given, mask=mask, sem="relaxed")
             at += step
