@@ -22,8 +22,8 @@ def birds_eye_rectangles(operator: str, name: str, boxes: Tensor) -> Tensor:
 
 
 def rectangles(boxes: Tensor) -> Tensor:
-    """Rectangles [N, 5] as they are; of 3D boxes [N, 7] what is seen from above."""
-    return boxes if boxes.shape[1] == 5 else torch.cat([boxes[:, :2], boxes[:, 3:5], boxes[:, 6:]], 1)
+    """Rectangles [..., 5] as they are; of 3D boxes [..., 7] what is seen from above."""
+    return boxes if boxes.shape[-1] == 5 else torch.cat([boxes[..., :2], boxes[..., 3:5], boxes[..., 6:]], -1)
 
 
 def check_margin(c: _check.Checker, margin: float) -> None:
